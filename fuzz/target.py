@@ -1,0 +1,112 @@
+"""A target: one implementation under test, seen through a few verbs.
+
+The trace names *requests*; where each one sits is the target's own business. An operation that a
+target does not own is skipped for it, never imitated: otherwise we would be testing our own code.
+`fuzz.targets.pooled.PooledTarget` is the base that most adapters start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.sim.dialects import Buffer, Dialect
+from ringfold.sim.setup import Setup
+
+Request = int
+Floats = NDArray[np.float32]
+
+
+class Inputs(NamedTuple):
+    """Tokens of one verify, packed row after row: float32 values that the activation dtype holds.
+
+    Rows are in batch order and padding rows have tokens too, so `tokens` is the sum of all lengths.
+    """
+
+    q: Floats  # [layer, token, H, K]
+    k: Floats  # [layer, token, H, K]
+    v: Floats  # [layer, token, HV, V]
+    a: Floats  # [layer, token, HV]
+    b: Floats  # [layer, token, HV]
+
+
+class HeadParameters(NamedTuple):
+    """What a model's layer knows of its heads, float32."""
+
+    A_log: Floats  # [layer, HV]
+    dt_bias: Floats  # [layer, HV]
+
+
+class Precision(NamedTuple):
+    """How exact a target's output path is: relative rounding of one operand of a dot product."""
+
+    dot: float
+
+    # 2^-24: ieee float32. 2^-10: tf32, whose operands Triton 3.6 truncates to 10 bits.
+    # Rounding of the records a ring keeps comes on top, from the setup's record dtype.
+
+
+IEEE = Precision(dot=2.0**-24)
+TF32 = Precision(dot=2.0**-10)
+
+
+class View(NamedTuple):
+    """A live buffer of a target: what it is, and the array (NumPy or torch) that holds it."""
+
+    buffer: Buffer
+    array: Any
+
+
+class Target(Protocol):
+    """One implementation under test. Every verb may raise; what it raises becomes a mismatch."""
+
+    name: str
+    device: str
+    dialect: Dialect
+    precision: Precision
+    operations: frozenset[str]
+    """Kinds of trace operation that this target owns, such as `verify` or `fork`."""
+
+    def identity(self) -> Mapping[str, str]:
+        """What exactly runs: versions, hashes of loaded files, device, compile options."""
+
+    def open(self, setup: Setup, parameters: HeadParameters) -> None:
+        """Allocate everything for `setup`; called once, before any other verb."""
+
+    def admit(self, request: Request, state: Floats) -> None:
+        """Seat a request after its prefill; `state` [layer, HV, V, K] is its committed state."""
+
+    def free(self, request: Request) -> None:
+        """Give the request's seat back."""
+
+    def fork(self, request: Request, source: Request) -> None:
+        """Seat a request on a copy of `source`, whose checkpoint lags behind nothing."""
+
+    def verify(
+        self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
+    ) -> NDArray[Any]:
+        """Outputs [layer, token, HV, V] of each row's window, in the activation dtype.
+
+        `None` is a padding row. Elements that the target did not write must be NaN.
+        """
+
+    def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
+        """Commit the first `accepted` tokens of each row's window, once for all layers.
+
+        `bound` is the longest window that the next verify may bring.
+        """
+
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """Plain decoding: one token a row, committed at once; outputs as `verify`."""
+
+    def seat(self, request: Request) -> Mapping[str, int]:
+        """Where the request sits: index by axis name, such as {"slot": 3}."""
+
+    def views(self) -> Mapping[str, View]:
+        """Its live buffers by name, for the walk to read, frame, poison and place."""
+
+    def twin(self) -> Target | None:
+        """The target's own recurrent kernel as a target of its own (not opened), if it has one."""

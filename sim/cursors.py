@@ -1,0 +1,138 @@
+"""The cursor machine of the `ring` protocol, as a table.
+
+Each slot has three integers: `write_pos` (records that are live), `cache_base` (physical row of
+the first) and `is_flush` (the next verify folds). They move at a commit and at a reset, and
+nowhere else. To learn the rules read `COMMIT`; to change a rule change a line of it.
+
+`L` is the ring's length, `T` the window bound that is handed to the commit: the flag says whether
+the *next* window, if as long as the bound, could leave no room for the one after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Cursors(NamedTuple):
+    """Cursors of one slot (ints) or of many (equal-shaped int64 arrays)."""
+
+    write_pos: Any
+    cache_base: Any
+    is_flush: Any
+
+
+class Rule(NamedTuple):
+    """One row of the table: where `when` holds, the cursors become these."""
+
+    name: str
+    when: Callable[[Cursors, Ints], Any]
+    write_pos: Callable[[Cursors, Ints], Any]
+    cache_base: Callable[[Cursors, Ints, int], Any]
+
+
+# c: cursors before the commit; n: tokens accepted; L: ring length
+COMMIT: tuple[Rule, ...] = (
+    Rule(
+        "fold, keep n",
+        when=lambda c, n: (c.is_flush != 0) & (n > 0),
+        write_pos=lambda c, n: n,
+        cache_base=lambda c, n, L: (c.cache_base + c.write_pos) % L,
+    ),
+    Rule(
+        "fold, keep none",
+        when=lambda c, n: (c.is_flush != 0) & (n == 0),
+        write_pos=lambda c, n: n,
+        cache_base=lambda c, n, L: c.cache_base,
+    ),
+    Rule(
+        "append",
+        when=lambda c, n: c.is_flush == 0,
+        write_pos=lambda c, n: c.write_pos + n,
+        cache_base=lambda c, n, L: c.cache_base,
+    ),
+)
+
+
+def due(write_pos: Any, L: int, T: int) -> Any:
+    """Whether a slot with `write_pos` live records must fold at its next verify."""
+    return write_pos + 2 * T > L
+
+
+def reset(L: int, T: int) -> Cursors:
+    """Cursors of a slot that was just given to a request."""
+    return Cursors(0, 0, int(due(0, L, T)))
+
+
+def commit(cursors: Cursors, accepted: Any, L: int, T: int) -> Cursors:
+    """Cursors after a commit of `accepted` tokens (0 up to the window's length, bonus included).
+
+    Works on ints and, elementwise, on arrays.
+    """
+    before = Cursors(*(np.asarray(c, np.int64) for c in cursors))
+    n = np.asarray(accepted, np.int64)
+    cases = [rule.when(before, n) for rule in COMMIT]
+    write_pos = np.select(cases, [np.asarray(r.write_pos(before, n)) for r in COMMIT])
+    base = np.select(cases, [np.asarray(r.cache_base(before, n, L)) for r in COMMIT])
+    after = Cursors(write_pos, base, due(write_pos, L, T).astype(np.int64))
+    return after if after.write_pos.ndim else Cursors(*(int(c) for c in after))
+
+
+class Transition(NamedTuple):
+    """A verify of `length` tokens in state `before`, then a commit of `accepted` of them."""
+
+    before: Cursors
+    length: int
+    accepted: int
+    after: Cursors
+
+
+class Reachable(NamedTuple):
+    """Every state that a slot can be in after a reset, and every step between two of them."""
+
+    states: tuple[Cursors, ...]  # in breadth-first order from the reset
+    transitions: tuple[Transition, ...]
+
+    def path(self, goal: Callable[[Transition], bool]) -> list[Transition]:
+        """The shortest run of steps from a reset whose last step satisfies `goal`.
+
+        Empty when no reachable step does.
+        """
+        arrived: dict[Cursors, Transition | None] = {self.states[0]: None}
+        for step in self.transitions:  # breadth-first order, so first arrivals are shortest
+            if goal(step):
+                run = [step]
+                while (previous := arrived[run[-1].before]) is not None:
+                    run.append(previous)
+                return run[::-1]
+            arrived.setdefault(step.after, step)
+        return []
+
+
+def reachable(L: int, T: int) -> Reachable:
+    """Enumerate the protocol: every window length 1..T and every count accepted 0..length."""
+    start = reset(L, T)
+    states: dict[Cursors, None] = {start: None}
+    transitions: list[Transition] = []
+    queue = deque([start])
+    while queue:
+        before = queue.popleft()
+        for step in _steps(before, L, T):
+            transitions.append(step)
+            if step.after not in states:
+                states[step.after] = None
+                queue.append(step.after)
+    return Reachable(tuple(states), tuple(transitions))
+
+
+def _steps(before: Cursors, L: int, T: int) -> Iterator[Transition]:
+    after = [commit(before, n, L, T) for n in range(T + 1)]
+    for length in range(1, T + 1):
+        for n in range(length + 1):
+            yield Transition(before, length, n, after[n])

@@ -1,0 +1,152 @@
+"""Dialects: what an implementation stores, what each operation may write, what it stands for.
+
+Two implementations of the same technique differ in which buffers they keep, in when they fold and
+in what they promise. All of that is a row of `DIALECTS`; the walk that judges them has no branch
+on a dialect's name.
+
+Each buffer's axes are named, so that poisoning, framing, comparing, representing and placing are
+written once for all targets. Axis names: `layer`, `slot` (physical block of the state pool),
+`request` (a running request's own place), `step` (token of a window), `head`, `value_head`,
+`ring` (physical record), `k`, `v`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.oracle.gdn import Updates, l2norm, scan
+from ringfold.sim.cursors import Cursors
+from ringfold.sim.setup import Setup
+
+Role = Literal["state", "record", "gate", "position", "flag"]
+Memory = Mapping[str, NDArray[Any]]
+
+
+class Buffer(NamedTuple):
+    """One array that an implementation keeps: its name, its axes and what its numbers are.
+
+    Roles: `state` (dtype of the checkpoint), `record` (dtype of the ring's records), `gate`
+    (float32), `position` (int32), `flag` (int8).
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    role: Role
+
+    def shape(self, setup: Setup) -> tuple[int, ...]:
+        """Its shape in `setup`; a running request's place exists for every slot."""
+        g = setup.geometry
+        size = {
+            "layer": setup.layers,
+            "slot": setup.slots,
+            "request": setup.slots,
+            "step": setup.window,
+            "head": g.heads,
+            "value_head": g.value_heads,
+            "ring": setup.ring,
+            "k": g.key_dim,
+            "v": g.value_dim,
+        }
+        return tuple(size[axis] for axis in self.axes)
+
+
+CHECKPOINT = Buffer("checkpoint", ("layer", "slot", "value_head", "v", "k"), "state")
+SNAPSHOTS = Buffer("snapshots", ("layer", "request", "step", "value_head", "v", "k"), "state")
+RING_CURSORS = (
+    Buffer("write_pos", ("slot",), "position"),
+    Buffer("cache_base", ("slot",), "position"),
+    Buffer("is_flush", ("slot",), "flag"),
+)
+RINGS = (
+    Buffer("d", ("layer", "slot", "value_head", "ring", "v"), "record"),
+    Buffer("k", ("layer", "slot", "head", "ring", "k"), "record"),
+    Buffer("g", ("layer", "slot", "value_head", "ring"), "gate"),
+    Buffer("rawv", ("layer", "slot", "value_head", "ring", "v"), "record"),
+    Buffer("rawk", ("layer", "slot", "head", "ring", "k"), "record"),
+    Buffer("beta", ("layer", "slot", "value_head", "ring"), "gate"),
+)
+
+
+def physical(cache_base: Any, position: Any, L: int) -> Any:
+    """Physical ring row of the record at logical `position` (0 is the oldest live one)."""
+    return (cache_base + position) % L
+
+
+def represented_by_ring(memory: Memory, cursors: Cursors, setup: Setup) -> NDArray[np.float64]:
+    """The state that checkpoint and raw records stand for, [layer, row, HV, V, K] float64.
+
+    `memory` holds the rows' slots already gathered (axis 1 is the row); `cursors` are arrays
+    over rows, their `write_pos` the number of records that the checkpoint lacks.
+    """
+    L, group = setup.ring, setup.geometry.group
+    positions = np.arange(int(np.max(cursors.write_pos, initial=0)))
+    at = physical(np.asarray(cursors.cache_base)[:, None], positions, L)  # [row, T]
+    rows = np.arange(at.shape[0])[:, None]
+
+    def records(name: str) -> NDArray[np.float64]:  # [layer, row, T, heads, ...]
+        # A slice parts the two index arrays, so NumPy puts their axes first: [row, T, layer, ...].
+        return np.moveaxis(memory[name][:, rows, :, at].astype(np.float64), 2, 0)
+
+    k, v = records("rawk"), records("rawv")
+    if setup.l2norm:
+        k = l2norm(k)
+    k = np.repeat(k, group, axis=-2)
+    updates = Updates(np.zeros_like(k), k, v, records("g"), records("beta"))
+    state = memory["checkpoint"].astype(np.float64)
+    return scan(state, updates, lengths=np.asarray(cursors.write_pos))[1]
+
+
+def represented_by_checkpoint(
+    memory: Memory, cursors: Cursors, setup: Setup
+) -> NDArray[np.float64]:
+    """A checkpoint that lags behind nothing is the committed state."""
+    return memory["checkpoint"].astype(np.float64)
+
+
+class Dialect(NamedTuple):
+    """One protocol, as data."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    has_ring: bool
+    folds_at_verify: bool
+    verify_writes: tuple[str, ...]
+    """Buffers whose window rows (ring rows or steps) a verify writes, for the rows of the batch."""
+    commit_writes: tuple[str, ...]
+    """Buffers that a commit writes, for the rows of the batch."""
+    raw_records: tuple[tuple[str, str], ...]
+    """Pairs (buffer, input) that must be equal bit for bit after a verify."""
+    represented: Callable[[Memory, Cursors, Setup], NDArray[np.float64]]
+    bitwise_fold: bool
+    """Whether the checkpoint is claimed to equal, bit for bit, that of the recurrent kernel."""
+
+
+SNAPSHOTS_DIALECT = Dialect(
+    name="snapshots",
+    buffers=(CHECKPOINT, SNAPSHOTS),
+    has_ring=False,
+    folds_at_verify=False,
+    verify_writes=("snapshots",),
+    commit_writes=("checkpoint",),
+    raw_records=(),
+    represented=represented_by_checkpoint,
+    bitwise_fold=False,
+)
+
+RING_DIALECT = Dialect(
+    name="ring",
+    buffers=(CHECKPOINT, *RINGS, *RING_CURSORS),
+    has_ring=True,
+    folds_at_verify=True,
+    verify_writes=tuple(ring.name for ring in RINGS),
+    commit_writes=tuple(cursor.name for cursor in RING_CURSORS),
+    raw_records=(("rawk", "k"), ("rawv", "v")),
+    represented=represented_by_ring,
+    bitwise_fold=True,
+)
+
+DIALECTS: Mapping[str, Dialect] = {d.name: d for d in (SNAPSHOTS_DIALECT, RING_DIALECT)}
