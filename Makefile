@@ -1,0 +1,60 @@
+# `make` alone prints what there is.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+# Any CPython 3.11 or 3.12; the first of these that is one, unless PYTHON is given.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
+  && { echo $$p; break; }; done)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+TARGET ?= sglang==0.5.16
+SECONDS_MAX ?= 60
+
+# Importing torch takes many times longer without cached bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+
+.NOTPARALLEL:
+.PHONY: help env test fuzz lint types clean
+
+help:  ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## Make .venv and install ringfold into it (nothing is fetched while it is current)
+
+# The stamp holds a digest of what decides the environment, so that touching a file changes nothing.
+DIGEST := $(shell { echo $(CURDIR) $(PYTHON); cat pyproject.toml constraints.txt; } | sha256sum | cut -c1-64)
+ifneq ($(DIGEST),$(shell cat $(STAMP) 2>/dev/null))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --constraint constraints.txt setuptools
+	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[kernels,dev]'
+	@echo $(DIGEST) > $@
+
+test: env  ## Run the tests: first the quick ones, then the slow ones
+	$(PY) -m pytest -q -m "not slow"
+	$(PY) -m pytest -q -m slow
+
+fuzz: env  ## Fetch SGLang's released kernels and fuzz them on the CPU for 60 seconds
+	$(VENV)/bin/ringfold targets add $(TARGET)
+	$(VENV)/bin/ringfold fuzz $(TARGET) --device cpu --max-time $(SECONDS_MAX)
+
+lint: env  ## Check style with ruff
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: env  ## Check types with mypy --strict
+	$(PY) -m mypy
+
+clean:  ## Remove the environment and every cache in the checkout
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .benchmarks .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

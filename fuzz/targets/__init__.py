@@ -1,0 +1,1 @@
+"""One small adapter per implementation under test, and what adapters share."""
