@@ -176,22 +176,28 @@ def token(updates: Updates, t: int) -> Updates:
     )
 
 
+def live(lengths: Lengths, tokens: int) -> NDArray[np.bool_]:
+    """Which of T tokens count, [..., T]; ValueError for a length outside 0 .. T."""
+    lengths = np.asarray(lengths)
+    if np.any((lengths < 0) | (lengths > tokens)):
+        raise ValueError(
+            f"lengths {lengths.tolist()} leave 0 .. {tokens}: a row has {tokens} tokens; "
+            f"cut the lengths or pass more tokens"
+        )
+    return np.asarray(np.arange(tokens) < lengths[..., None])
+
+
 def until(updates: Updates, lengths: Lengths | None) -> Updates:
     """Replace the tokens at and past each row's length by the neutral one, which is all zeros.
 
     It does not forget (g = 0), writes nothing (beta, k, v = 0) and reads nothing (q = 0).
-    Raises ValueError for a length outside 0 .. T.
     """
     if lengths is None:
         return updates
-    lengths = np.asarray(lengths)
-    tokens = updates.v.shape[-3]
-    if np.any((lengths < 0) | (lengths > tokens)):
-        raise ValueError(f"lengths {lengths.tolist()} must lie between 0 and T = {tokens}")
-    live = np.arange(tokens) < lengths[..., None]  # [..., T]
+    counts = live(lengths, updates.v.shape[-3])
     return Updates(
-        *(np.where(live[..., None, None], x, 0.0) for x in updates[:3]),
-        *(np.where(live[..., None], x, 0.0) for x in updates[3:]),
+        *(np.where(counts[..., None, None], x, 0.0) for x in updates[:3]),
+        *(np.where(counts[..., None], x, 0.0) for x in updates[3:]),
     )
 
 

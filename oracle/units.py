@@ -1,0 +1,186 @@
+"""How far may a right fp32 computation lie from the truth? A running bound instead of a tolerance.
+
+Beside each row of the state (over K, in 2-norms) runs a number R [..., HV, V]. One *unit* is
+2^-24 R: what the roundings of a straightforward fp32 computation can add up to by now. A token does
+
+    R <- max(1, |1 - beta |k|^2|) * exp(g) * R          the past error, carried as the state is
+         + |S|                                          rounding of the new state
+         + max(1, |k|) * |u|                            rounding of what is written
+         + (exp(A_log) + |g|) * |exp(g) S_prev|         rounding of the gate
+
+The delta rule is contractive, so old errors fade at the rate of the gate while new ones come in,
+and R settles. Its last term is what `softplus`, `exp(A_log)` and `exp(g)` cost in fp32: log(1 +
+exp(x)) is off by 2^-24 absolutely (it returns 0 for x < -17, where the truth is exp(x)), which
+exp(A_log) multiplies, and a relative rounding of g is an absolute one of |g| 2^-24 in the exponent.
+
+A state is judged twice. *Local*: the truth is walked from the target's own previous state, R
+starting at zero, over just the tokens committed or folded since. *Global*: both since admission.
+
+Outputs are read from checkpoint and records in one go, so their error must not accumulate. Their
+scale is the mass W [..., HV, V]: |S| at the last fold plus the sum of what was written since, both
+decayed to now. Unlike |S| it does not cancel.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ringfold.oracle.gdn import (
+    Array,
+    Lengths,
+    Updates,
+    Values,
+    advance,
+    live,
+    spread,
+    token,
+    until,
+)
+
+UNIT = 2.0**-24  # half the spacing of fp32 around 1: one correct rounding errs by this at most
+TINY = 2.0**-126  # smallest normal fp32: below it an operation may lose all of its result
+
+FLOOR = 16 * TINY
+"""Absolute allowance on a row: the 2-norm of K = 256 entries that were each flushed to zero."""
+
+
+class Units(NamedTuple):
+    """What is carried beside each row of a state."""
+
+    error: Array  # R [..., HV, V], in units of 2^-24
+    mass: Array  # W [..., HV, V]
+
+
+class Trail(NamedTuple):
+    """A walk with its error units, token by token and at its end."""
+
+    outputs: Array  # [..., T, HV, V]
+    errors: Array  # R after each token, [..., T, HV, V]
+    masses: Array  # W after each token, [..., T, HV, V]
+    state: Array  # [..., HV, V, K]
+    units: Units
+
+
+def sizes(state: Values) -> Array:
+    """2-norm of each row over K: [..., V, K] -> [..., V]."""
+    state = np.asarray(state, np.float64)
+    return np.asarray(np.sqrt(np.vecdot(state, state)))
+
+
+def zero(state: Values) -> Units:
+    """No error yet, and all mass in the state [..., HV, V, K]: after an admission or a fold."""
+    mass = sizes(state)
+    return Units(np.zeros_like(mass), mass)
+
+
+def rebase(units: Units, state: Values) -> Units:
+    """After a fold the checkpoint holds everything: the mass is that of the state again."""
+    return Units(units.error, sizes(state))
+
+
+def round_state(units: Units, state: Values, eps: float) -> Units:
+    """After storing the state [..., HV, V, K] in a narrower type of relative rounding `eps`."""
+    return Units(units.error + eps / UNIT * sizes(state), units.mass)
+
+
+def scan_units(
+    state: Array,
+    units: Units,
+    updates: Updates,
+    exp_A: Values,
+    lengths: Lengths | None = None,
+) -> Trail:
+    """`gdn.scan` with its error units: state [..., HV, V, K], exp_A = exp(A_log) [..., HV].
+
+    `exp_A` broadcasts against log_decay [..., T, HV]. Tokens at or past a row's length leave its
+    state and units alone.
+    """
+    updates = until(updates, lengths)
+    state = spread(state, updates)
+    room = np.empty_like(state)
+    batch, (tokens, heads, width) = state.shape[:-3], updates.v.shape[-3:]
+    outputs, written = np.empty((2, *batch, tokens, heads, width))
+    rows = np.empty((*batch, tokens + 1, heads, width))  # |S| before the first and after each token
+    rows[..., 0, :, :] = np.vecdot(state, state)
+    for t in range(tokens):
+        outputs[..., t, :, :], written[..., t, :, :] = advance(state, *token(updates, t), room=room)
+        rows[..., t + 1, :, :] = np.vecdot(state, state)
+    np.sqrt(rows, out=rows)
+
+    g, beta = updates.log_decay[..., None], updates.beta[..., None]  # [..., T, HV, 1]
+    k = sizes(updates.k)[..., None]
+    decay = np.exp(g)
+    written = np.maximum(1.0, k) * np.abs(written)
+    fresh = rows[..., 1:, :, :] + written
+    fresh += (np.asarray(exp_A)[..., None] - g) * decay * rows[..., :-1, :, :]
+    if lengths is not None:
+        fresh *= live(lengths, tokens)[..., None, None]
+
+    errors = accumulate(units.error, np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay, fresh)
+    masses = accumulate(units.mass, decay, written)
+    return Trail(
+        outputs,
+        errors[..., 1:, :, :],
+        masses[..., 1:, :, :],
+        state,
+        Units(errors[..., -1, :, :], masses[..., -1, :, :]),
+    )
+
+
+def accumulate(start: Array, carry: Array, fresh: Array) -> Array:
+    """Run x <- carry * x + fresh over T: start [..., HV, V] -> [..., T+1, HV, V], start included."""
+    tokens, heads, width = fresh.shape[-3:]
+    batch = np.broadcast_shapes(start.shape[:-2], fresh.shape[:-3])
+    values = np.empty((*batch, tokens + 1, heads, width))
+    values[..., 0, :, :] = start
+    for t in range(tokens):
+        now = values[..., t + 1, :, :]
+        np.multiply(carry[..., t, :, :], values[..., t, :, :], out=now)
+        now += fresh[..., t, :, :]
+    return values
+
+
+def state_limit(units: Units) -> Array:
+    """What each row of the state may be off by, in 2-norm over K: [..., HV, V]."""
+    return np.asarray(UNIT * units.error + FLOOR)
+
+
+def output_limit(
+    q: Array,
+    error: Array,
+    mass: Array,
+    output: Array,
+    eps_dot: float,
+    eps_cast: float,
+    floor: float = FLOOR,
+) -> Array:
+    """What each output [..., T, HV, V] may be off by.
+
+    q [..., T, HV] is the 2-norm of the query as the recurrence consumes it; error and mass are R
+    and W after each token; output is the true one. `eps_dot` is the relative rounding of a dot
+    product's operands (2^-24 for ieee, 2^-10 for tf32), `eps_cast` that of the output's type.
+    """
+    q = q[..., None]
+    return np.asarray(
+        q * (UNIT * error + eps_dot * mass + FLOOR) + eps_cast * np.abs(output) + floor
+    )
+
+
+def ulp_distance(x: Values, y: Values, dtype: DTypeLike) -> NDArray[np.int64]:
+    """How many representable values of `dtype` (float32, float16, bfloat16) lie from x to y.
+
+    Both are rounded to `dtype` first; zeros of either sign are one value. A NaN is 0 from a NaN and
+    further from any number than numbers can be from each other.
+    """
+    dtype = np.dtype(dtype)
+    bits = np.dtype(f"i{dtype.itemsize}")
+    with np.errstate(over="ignore"):
+        x, y = (np.asarray(z).astype(dtype) for z in (x, y))
+    lines = []
+    for z in (x, y):
+        raw = z.view(bits).astype(np.int64)
+        lines.append(np.where(raw < 0, np.iinfo(bits).min - raw, raw))  # ordered as the values are
+    distance = np.abs(lines[0] - lines[1])
+    nans = np.isnan(x).astype(int) + np.isnan(y)
+    return np.asarray(np.choose(nans, [distance, 2 ** (8 * dtype.itemsize), 0]), np.int64)
