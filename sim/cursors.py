@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,16 +71,18 @@ def reset(L: int, T: int) -> Cursors:
     return Cursors(0, 0, int(due(0, L, T)))
 
 
-def commit(cursors: Cursors, accepted: Any, L: int, T: int) -> Cursors:
+def commit(
+    cursors: Cursors, accepted: Any, L: int, T: int, rules: tuple[Rule, ...] = COMMIT
+) -> Cursors:
     """Cursors after a commit of `accepted` tokens (0 up to the window's length, bonus included).
 
     Works on ints and, elementwise, on arrays.
     """
     before = Cursors(*(np.asarray(c, np.int64) for c in cursors))
     n = np.asarray(accepted, np.int64)
-    cases = [rule.when(before, n) for rule in COMMIT]
-    write_pos = np.select(cases, [np.asarray(r.write_pos(before, n)) for r in COMMIT])
-    base = np.select(cases, [np.asarray(r.cache_base(before, n, L)) for r in COMMIT])
+    cases = [rule.when(before, n) for rule in rules]
+    write_pos = np.select(cases, [np.asarray(r.write_pos(before, n)) for r in rules])
+    base = np.select(cases, [np.asarray(r.cache_base(before, n, L)) for r in rules])
     after = Cursors(write_pos, base, due(write_pos, L, T).astype(np.int64))
     return after if after.write_pos.ndim else Cursors(*(int(c) for c in after))
 
@@ -115,6 +118,7 @@ class Reachable(NamedTuple):
         return []
 
 
+@cache
 def reachable(L: int, T: int) -> Reachable:
     """Enumerate the protocol: every window length 1..T and every count accepted 0..length."""
     start = reset(L, T)
