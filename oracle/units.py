@@ -3,26 +3,39 @@
 Beside each row of the state (over K, in 2-norms) runs a number R [..., HV, V]. One *unit* is
 2^-24 R: what the roundings of a straightforward fp32 computation can add up to by now. A token does
 
-    R <- max(1, |1 - beta |k|^2|) * exp(g) * R          the past error, carried as the state is
-         + |S|                                          rounding of the new state
-         + max(1, |k|) * |u|                            rounding of what is written
-         + (exp(A_log) + |g|) * |exp(g) S_prev|         rounding of the gate
+    R <- max(1, |1 - beta |k|^2|) * exp(g) * R            the past error, carried as the state is
+         + 8 * (|S|                                        rounding of the new state
+                + (1 + |ln beta|) * max(1, |k|) * |u|      rounding of what is written
+                + (exp(A_log) + |g|) * |exp(g) S_prev|)    rounding of the gate
+         + 2^-102 * (|S_prev| + max(1, |k|) * |u| / beta)  underflow of exp(g) and of beta
 
 The delta rule is contractive, so old errors fade at the rate of the gate while new ones come in,
-and R settles. Its last term is what `softplus`, `exp(A_log)` and `exp(g)` cost in fp32: log(1 +
-exp(x)) is off by 2^-24 absolutely (it returns 0 for x < -17, where the truth is exp(x)), which
-exp(A_log) multiplies, and a relative rounding of g is an absolute one of |g| 2^-24 in the exponent.
+and R settles. The reasons, term by term, each met by a right computation that the bound without it
+called wrong (`tests/oracle/test_units.py` has them):
+
+* exp(A_log) + |g|. In fp32, log(1 + exp(x)) is off by 2^-24 absolutely (it returns 0 for x < -17,
+  where the truth is exp(x)), which exp(A_log) multiplies; and a relative rounding of g is an
+  absolute one of |g| 2^-24 in the exponent.
+* |ln beta|. Likewise for beta = 1 / (1 + exp(-b)) at b << 0: a GPU computes exp(x) as
+  2^(x * log2(e)) and rounds the exponent, which is -ln beta.
+* 8. The scalars that multiply a whole row (beta, 1/|k|, exp(g)) each come out of three or four
+  operations, some of which a GPU gets right to 2 ulp only, and their errors do not average out over
+  the row. One token with correctly rounded operations was seen to need 2.3; one with divisions and
+  exponentials that err by up to 2 ulp and roots and logarithms by 1 ulp, 7.1.
+* 2^-102. Below 2^-126 = 2^-102 units a result may lose all its digits. Where that happens to exp(g)
+  or beta, what they multiply may be large: 2^-128 of a state of 2^40 is an ordinary number.
 
 A state is judged twice. *Local*: the truth is walked from the target's own previous state, R
 starting at zero, over just the tokens committed or folded since. *Global*: both since admission.
 
 Outputs are read from checkpoint and records in one go, so their error must not accumulate. Their
-scale is the mass W [..., HV, V]: |S| at the last fold plus the sum of what was written since, both
-decayed to now. Unlike |S| it does not cancel.
+scale is the mass W [..., HV, V]: |S| at the last fold plus the sum of all max(1, |k|) |u| written
+since, both decayed to now. Unlike |S| it does not cancel.
 """
 
 from typing import NamedTuple
 
+import ml_dtypes  # noqa: F401  (gives NumPy the name "bfloat16")
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -38,8 +51,10 @@ from ringfold.oracle.gdn import (
     until,
 )
 
-UNIT = 2.0**-24  # half the spacing of fp32 around 1: one correct rounding errs by this at most
-TINY = 2.0**-126  # smallest normal fp32: below it an operation may lose all of its result
+UNIT = 2.0**-24  # half the spacing of fp32 above 1: one correct rounding errs by this at most
+TINY = 2.0**-126  # smallest normal fp32: an operation whose result lies below may lose all of it
+ROUNDINGS = 8.0
+UNDERFLOW = TINY / UNIT
 
 FLOOR = 16 * TINY
 """Absolute allowance on a row: the 2-norm of K = 256 entries that were each flushed to zero."""
@@ -108,16 +123,21 @@ def scan_units(
         rows[..., t + 1, :, :] = np.vecdot(state, state)
     np.sqrt(rows, out=rows)
 
-    g, beta = updates.log_decay[..., None], updates.beta[..., None]  # [..., T, HV, 1]
+    g = updates.log_decay[..., None]  # [..., T, HV, 1], as all that is of a head
+    beta = np.maximum(updates.beta, np.finfo(np.float64).tiny)[..., None]  # no log of zero
     k = sizes(updates.k)[..., None]
     decay = np.exp(g)
+    before, after = rows[..., :-1, :, :], rows[..., 1:, :, :]
     written = np.maximum(1.0, k) * np.abs(written)
-    fresh = rows[..., 1:, :, :] + written
-    fresh += (np.asarray(exp_A)[..., None] - g) * decay * rows[..., :-1, :, :]
+
+    gate = ROUNDINGS * (np.asarray(exp_A)[..., None] - g) * decay + UNDERFLOW
+    write = ROUNDINGS * (1.0 - np.log(beta)) + UNDERFLOW / beta
+    fresh = ROUNDINGS * after + write * written + gate * before
     if lengths is not None:
         fresh *= live(lengths, tokens)[..., None, None]
 
-    errors = accumulate(units.error, np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay, fresh)
+    carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
+    errors = accumulate(units.error, carry, fresh)
     masses = accumulate(units.mass, decay, written)
     return Trail(
         outputs,
@@ -129,7 +149,7 @@ def scan_units(
 
 
 def accumulate(start: Array, carry: Array, fresh: Array) -> Array:
-    """Run x <- carry * x + fresh over T: start [..., HV, V] -> [..., T+1, HV, V], start included."""
+    """Run x <- carry * x + fresh over T, from start [..., HV, V]: [..., T+1, HV, V] with it."""
     tokens, heads, width = fresh.shape[-3:]
     batch = np.broadcast_shapes(start.shape[:-2], fresh.shape[:-3])
     values = np.empty((*batch, tokens + 1, heads, width))
@@ -159,11 +179,16 @@ def output_limit(
 
     q [..., T, HV] is the 2-norm of the query as the recurrence consumes it; error and mass are R
     and W after each token; output is the true one. `eps_dot` is the relative rounding of a dot
-    product's operands (2^-24 for ieee, 2^-10 for tf32), `eps_cast` that of the output's type.
+    product's operands (2^-24 for ieee, 2^-10 for tf32), `eps_cast` that of the output's type, and
+    `floor` what that type loses where it underflows (2^-25 for float16).
     """
     q = q[..., None]
+    # A query below the smallest normal loses digits itself: FLOOR * mass.
     return np.asarray(
-        q * (UNIT * error + eps_dot * mass + FLOOR) + eps_cast * np.abs(output) + floor
+        q * (UNIT * error + eps_dot * mass + FLOOR)
+        + FLOOR * mass
+        + eps_cast * np.abs(output)
+        + floor
     )
 
 
@@ -171,7 +196,8 @@ def ulp_distance(x: Values, y: Values, dtype: DTypeLike) -> NDArray[np.int64]:
     """How many representable values of `dtype` (float32, float16, bfloat16) lie from x to y.
 
     Both are rounded to `dtype` first; zeros of either sign are one value. A NaN is 0 from a NaN and
-    further from any number than numbers can be from each other.
+    further from any number than numbers can be from each other. This is for reports alone: near
+    a cancellation a right result may be any number of ULP away.
     """
     dtype = np.dtype(dtype)
     bits = np.dtype(f"i{dtype.itemsize}")
