@@ -161,8 +161,8 @@ class Machine(ABC):
     def batch(self, slots: ArrayLike, lengths: ArrayLike) -> Batch:
         """The rows that are not padding, checked."""
         every, counts = np.asarray(slots, np.int64), np.asarray(lengths, np.int64)
-        rows = np.flatnonzero(~self.is_padding(every))
-        at, T = self.seated(every[rows]), self.setup.window
+        self.seated(every[every > NULL_SLOT])
+        rows, T = np.flatnonzero(~self.is_padding(every)), self.setup.window
         wrong = rows[(counts[rows] < 0) | (counts[rows] > T)]
         if wrong.size:
             row = wrong[0]
@@ -170,7 +170,7 @@ class Machine(ABC):
                 f"row {row} (slot {every[row]}): {counts[row]} tokens, but a window holds 0..{T}: "
                 "shorten it, or build the setup with a longer window"
             )
-        return Batch(rows, at, counts[rows])
+        return Batch(rows, every[rows], counts[rows])
 
     def seated(self, slots: ArrayLike) -> Ints:
         """`slots` as an array, each of them real and named once."""

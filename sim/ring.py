@@ -62,7 +62,7 @@ class Ring(Machine):
         outputs, d, k = self.reconstruct(
             self.load_checkpoint(batch.slots), self.history(batch.slots, cursors), window
         )
-        self.record(batch, cursors, tokens, window, d, k)
+        self.record(batch, cursors, window, d, k)
         return self.returned(outputs, batch, tokens)
 
     def commit(self, slots: ArrayLike, accepted: ArrayLike, bound: int) -> None:
@@ -108,6 +108,10 @@ class Ring(Machine):
     def window_position(self, cursors: Cursors) -> Ints:
         """[row, T] logical position of each token of the window: behind the history."""
         return np.asarray(cursors.write_pos[:, None] + np.arange(self.setup.window))
+
+    def window_rows(self, cursors: Cursors, position: Ints) -> Ints:
+        """[row, T] ring rows that the window's records go to."""
+        return np.asarray(self.physical(cursors.cache_base[:, None], position))
 
     def fits(self, position: Ints) -> Mask:
         """Positions that a verify may write: a ring's length from the base, no further."""
@@ -157,10 +161,14 @@ class Ring(Machine):
     def history(self, slots: Ints, cursors: Cursors) -> History:
         """The live records, decayed to the window's start."""
         live = self.live(cursors)
-        at = np.asarray(self.physical(cursors.cache_base[:, None], self.positions()))
+        at = self.history_rows(cursors)
         d, k, g = (self.records(name, slots, at, live) for name in ("d", "k", "g"))
         decay = self.history_decay(g)
         return History(d * decay[..., None], k, np.exp(g.sum(-1)))
+
+    def history_rows(self, cursors: Cursors) -> Ints:
+        """[row, L] ring rows of the records that outputs read, oldest first."""
+        return np.asarray(self.physical(cursors.cache_base[:, None], self.positions()))
 
     def history_decay(self, g: Array) -> Array:
         """[layer, row, HV, L] what is left at the window's start of a record's contribution."""
@@ -205,14 +213,12 @@ class Ring(Machine):
 
     # ------------------------------------------------------------------ rules of the records
 
-    def record(
-        self, batch: Batch, cursors: Cursors, tokens: Tokens, window: Window, d: Array, k: Array
-    ) -> None:
+    def record(self, batch: Batch, cursors: Cursors, window: Window, d: Array, k: Array) -> None:
         """Write the window's records behind the history."""
         position = self.window_position(cursors)
         real = np.arange(self.setup.window) < batch.lengths[:, None]
         row, t = np.nonzero(real & self.fits(position))
-        at = self.physical(cursors.cache_base[row], position[row, t])
+        at = self.window_rows(cursors, position)[row, t]
         fields = {"d": d, "k": k, "rawv": window.v, "rawk": window.k}
         fields |= {"g": window.g, "beta": window.beta}
         for name, values in fields.items():

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+DIALECT_NAMES: Final = ("snapshots", "ring")
 ACTIVATIONS: Final = ("float32", "bfloat16", "float16")
 STATES: Final = ("float32", "bfloat16", "float16", "float64")
 HEAD_DIM_MAX: Final = 256
@@ -111,6 +112,13 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2norm: bool = True
 
     def __post_init__(self) -> None:
+        require(
+            self.dialect in DIALECT_NAMES,
+            "dialect",
+            self.dialect,
+            f"one of {', '.join(DIALECT_NAMES)}",
+            "name a dialect from this list",
+        )
         require(
             1 <= self.layers <= LAYERS_MAX,
             "layers",
