@@ -241,7 +241,8 @@ def _everything(setup: Setup) -> Step:
         setup.ring,
         setup.window,
         Cursors(*before),
-        *windows.T,
+        lengths=windows[:, 0],
+        accepted=windows[:, 1],
         stale=np.full(len(windows), leaves_cursors),
         padding=1,
     )
