@@ -1,0 +1,663 @@
+"""A trace: one history as a JSON file that a person can read, edit and replay.
+
+It is the only thing that passes between fuzzing, replaying, shrinking and reporting. It names
+requests, window lengths and accept counts; the numbers come from the payload's seed, keyed by what
+a token *is* and not by when it is drawn, so that an edited history keeps all other data.
+
+`load` refuses whatever is not a trace, and `validate` whatever no scheduler could do. Both say
+where, what, the limit and the way out. docs/traces.md shows the format by example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ringfold.fuzz.frame import Dead
+from ringfold.fuzz.mismatch import Check
+from ringfold.fuzz.profiles import PROFILES
+from ringfold.sim import cursors as rules
+from ringfold.sim.cursors import Cursors
+from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.setup import Setup
+
+VERSION: Final = 1
+FILE_BYTES_MAX: Final = 64 * 2**20
+OPERATIONS_MAX: Final = 1_000_000  # after unrolling
+ROWS_MAX: Final = 65_536  # of one batch
+REPEAT_DEPTH_MAX: Final = 3
+REQUEST_MAX: Final = 65_535
+WORD_MAX: Final = 2**32 - 1
+REHEARSED_ROWS_MAX: Final = 4_000_000
+"""Rows that `validate` walks before it gives up; a repeat counts until its cursors recur."""
+LINE_MAX: Final = 100
+
+Request = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]
+Word = Annotated[int, Meta(ge=0, le=WORD_MAX)]
+Count = Annotated[int, Meta(ge=0, le=ROWS_MAX)]
+Profile = Annotated[str, Meta(min_length=1, max_length=64)]
+Batch = Annotated[tuple[Request | None, ...], Meta(min_length=1, max_length=ROWS_MAX)]
+"""Requests in batch order; null is a padding row."""
+Scalar = str | int | float | bool | None
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or that no scheduler could have made."""
+
+
+class _Operation(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    tag_field="op",
+    tag=str.lower,
+):
+    """Base of all operations. `dead` says what afterwards becomes of memory that is dead."""
+
+
+class Admit(_Operation):
+    """A request is seated after its prefill; its state is the payload's under `tag`."""
+
+    request: Request
+    tag: Word
+    dead: Dead = "leave"
+
+
+class Free(_Operation):
+    """A request leaves; a window that it has in flight is lost."""
+
+    request: Request
+    dead: Dead = "leave"
+
+
+class Fork(_Operation):
+    """A request is seated on a copy of `source`, whose checkpoint lags behind nothing."""
+
+    request: Request
+    source: Request
+    dead: Dead = "leave"
+
+
+class Verify(_Operation):
+    """A window of drafted tokens for each row of a batch."""
+
+    tag: Word
+    rows: Batch
+    lengths: Annotated[tuple[Count, ...], Meta(max_length=ROWS_MAX)]
+    profile: Profile | None = None
+    dead: Dead = "leave"
+
+
+class Commit(_Operation):
+    """The first `accepted` tokens of each row of the verify with this tag are kept.
+
+    Null stands for a row that is not committed: padding, or freed since its verify. `bound` is the
+    longest window that the next verify may bring (the setup's longest, unless given).
+    """
+
+    tag: Word
+    accepted: Annotated[tuple[Count | None, ...], Meta(max_length=ROWS_MAX)]
+    bound: Annotated[int, Meta(ge=1)] | None = None
+    dead: Dead = "leave"
+
+
+class Decode(_Operation):
+    """Plain decoding: one token a row, committed at once."""
+
+    tag: Word
+    rows: Batch
+    profile: Profile | None = None
+    dead: Dead = "leave"
+
+
+class Idle(_Operation):
+    """A batch of nothing but `rows` padding rows."""
+
+    rows: Annotated[int, Meta(ge=1, le=ROWS_MAX)]
+    dead: Dead = "leave"
+
+
+class Place(_Operation):
+    """A request is seated in the middle of its protocol.
+
+    Its checkpoint is the payload's state under `tag`, its ring holds the payload's first `records`
+    tokens under `tag` from physical row `base` on, and `flush` says that its next verify folds.
+    """
+
+    request: Request
+    tag: Word
+    base: Count
+    records: Count
+    flush: bool
+    profile: Profile | None = None
+    dead: Dead = "leave"
+
+
+class Repeat(_Operation):
+    """The operations inside, `times` over; every iteration has its own tokens."""
+
+    times: Annotated[int, Meta(ge=1, le=OPERATIONS_MAX)]
+    operations: Annotated[tuple[Operation, ...], Meta(min_length=1)]
+    dead: Dead = "leave"
+
+
+Operation = Admit | Free | Fork | Verify | Commit | Decode | Idle | Place | Repeat
+
+
+class PayloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the numbers come from.
+
+    `tensors` names a safetensors file in the trace's own folder; what it holds replaces what the
+    seed would give (see `payload.load_tensors`).
+    """
+
+    seed: Word
+    profile: Profile
+    tensors: str | None = None
+
+
+class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What two mismatches of one cause share."""
+
+    check: Check
+    symptom: str
+
+
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A history, what a replay of it must find, and what was seen when it was written."""
+
+    version: Literal[1] = msgspec.field(name="ringfold_trace", default=1)
+    setup: Setup
+    payload: PayloadSpec
+    target: str | None = None
+    identity: dict[str, str] = {}
+    operations: tuple[Operation, ...]
+    expected: Literal["agree"] | tuple[Symptom, ...] = "agree"
+    seen: tuple[dict[str, Scalar | list[Scalar]], ...] = ()
+
+
+def unroll(operations: Iterable[Operation], iteration: int = 0) -> Iterator[tuple[Operation, int]]:
+    """Every operation in order, with the iteration that enters the payload's key.
+
+    Outside of a repeat the iteration is 0. In nested repeats it counts through all of them.
+    """
+    for operation in operations:
+        if isinstance(operation, Repeat):
+            for i in range(operation.times):
+                yield from unroll(operation.operations, iteration * operation.times + i)
+        else:
+            yield operation, iteration
+
+
+# ---------------------------------------------------------------------------- meaning
+
+
+def validate(trace: Trace) -> None:
+    """Raise `TraceError`, with the operation's index, for a history that no scheduler could do."""
+    if trace.setup.dialect not in DIALECTS:
+        raise TraceError(
+            f"setup.dialect is {trace.setup.dialect!r}, but must be one of "
+            f"{', '.join(DIALECTS)}: name a dialect from this list"
+        )
+    _check_profile(trace.payload.profile, "payload.profile")
+    name = trace.payload.tensors
+    if name is not None and (name in {"", ".", ".."} or set(name) & set("/\\\0")):
+        raise TraceError(
+            f"payload.tensors is {_shown(name)}, but must be a bare file name: "
+            f"put the file into the trace's own folder"
+        )
+    _check_size(trace.operations)
+    _check_tags(trace.operations, "operations", set())
+    _Rehearsal(trace.setup).run(trace.operations, "operations")
+
+
+def _check_profile(profile: str, where: str) -> None:
+    if profile not in PROFILES:
+        raise TraceError(
+            f"{where} is {_shown(profile)}, but must be one of {', '.join(PROFILES)}: "
+            f"name a profile from this list"
+        )
+
+
+def _check_size(operations: tuple[Operation, ...]) -> None:
+    total = _count(operations, "operations", 0)
+    if total > OPERATIONS_MAX:
+        raise TraceError(
+            f"the history has {total} operations with its repeats unrolled, "
+            f"but at most {OPERATIONS_MAX} are allowed: repeat fewer times, or split the trace"
+        )
+
+
+def _count(operations: tuple[Operation, ...], where: str, depth: int) -> int:
+    total = 0
+    for i, operation in enumerate(operations):
+        if isinstance(operation, Repeat):
+            if depth == REPEAT_DEPTH_MAX:
+                raise TraceError(
+                    f"{where}[{i}] (repeat) is nested {depth + 1} deep, but at most "
+                    f"{REPEAT_DEPTH_MAX} are allowed: multiply the inner `times` out"
+                )
+            inside = _count(operation.operations, f"{where}[{i}].operations", depth + 1)
+            total += operation.times * inside
+        else:
+            total += 1
+    return total
+
+
+def _check_tags(operations: tuple[Operation, ...], where: str, used: set[int]) -> None:
+    """A tag stands for one window, in the text of the trace; profiles are looked up on the way."""
+    for i, operation in enumerate(operations):
+        here = f"{where}[{i}]"
+        if isinstance(operation, Repeat):
+            _check_tags(operation.operations, f"{here}.operations", used)
+        elif isinstance(operation, Verify | Decode | Place):
+            if operation.tag in used:
+                raise TraceError(
+                    f"{here} ({_kind(operation)}): tag {operation.tag} stands for an earlier "
+                    f"window: give every verify, decode and place a tag of its own"
+                )
+            used.add(operation.tag)
+            if operation.profile is not None:
+                _check_profile(operation.profile, f"{here}.profile")
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What decides whether the next operation of a request is legal."""
+
+    cursors: Cursors
+    bound: int
+    pending: int | None = None  # the tag of the window in flight
+    length: int = 0
+
+    def key(self) -> tuple[int, ...]:
+        """All of it but `cache_base`, on which no rule depends."""
+        c = self.cursors
+        return (c.write_pos, c.is_flush, self.bound, -1 if self.pending is None else self.pending)
+
+
+@lru_cache(maxsize=65_536)
+def _committed(cursors: Cursors, accepted: int, ring: int, bound: int) -> Cursors:
+    return rules.commit(cursors, accepted, ring, bound)
+
+
+class _Rehearsal:
+    """Walks a history through seats and cursors alone, at about a million rows a second."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.has_ring = DIALECTS[setup.dialect].has_ring
+        self.seats: dict[int, _Seat] = {}
+        self.verified: dict[int, Verify] = {}  # windows in flight, by tag
+        self.rows = 0
+
+    def run(self, operations: tuple[Operation, ...], where: str) -> None:
+        for i, operation in enumerate(operations):
+            here = f"{where}[{i}]"
+            if isinstance(operation, Repeat):
+                self.repeat(operation, here)
+                continue
+            try:
+                self.apply(operation)
+            except TraceError as error:
+                raise TraceError(f"{here} ({_kind(operation)}): {error}") from None
+
+    def repeat(self, operation: Repeat, where: str) -> None:
+        """Iterate until the seats are as they were before: from there on nothing new can happen."""
+        met: dict[int, int] = {}
+        i = 0
+        while i < operation.times:
+            state = hash(frozenset((r, seat.key()) for r, seat in self.seats.items()))
+            self.spend(len(self.seats))
+            if state in met:
+                period = i - met[state]
+                i = operation.times - (operation.times - i) % period
+                met.clear()
+                if i == operation.times:
+                    return
+            met[state] = i
+            try:
+                self.run(operation.operations, f"{where}.operations")
+            except TraceError as error:
+                late = f" [in iteration {i} of {operation.times}]" if i else ""
+                raise TraceError(f"{error}{late}") from None
+            i += 1
+
+    def apply(self, operation: Operation) -> None:
+        match operation:
+            case Admit():
+                self.seat(operation.request, self.fresh())
+            case Free():
+                self.seated(operation.request)
+                del self.seats[operation.request]
+            case Fork():
+                self.fork(operation)
+            case Verify():
+                self.verify(operation)
+            case Commit():
+                self.commit(operation)
+            case Decode():
+                self.batch(operation.rows)
+                for request in operation.rows:
+                    if request is not None:
+                        self.move(self.ready(request), 1, self.setup.window)
+            case Place():
+                self.place(operation)
+        self.spend(1)
+
+    def spend(self, rows: int) -> None:
+        self.rows += rows
+        if self.rows > REHEARSED_ROWS_MAX:
+            raise TraceError(
+                f"the history has moved over {REHEARSED_ROWS_MAX} rows by here and its repeats "
+                f"do not come back to where they were: split the trace"
+            )
+
+    def fresh(self) -> _Seat:
+        reset = rules.reset(self.setup.ring, self.setup.window)
+        return _Seat(reset if self.has_ring else Cursors(0, 0, 0), self.setup.window)
+
+    def seat(self, request: int, seat: _Seat) -> None:
+        if request in self.seats:
+            raise TraceError(f"request {request} is seated already: free it first")
+        if len(self.seats) >= self.setup.slots - 1:
+            raise TraceError(
+                f"request {request} finds no slot, {len(self.seats)} of {self.setup.slots} are "
+                f"taken and one is the null slot: free a request, or raise setup.slots"
+            )
+        self.seats[request] = seat
+
+    def seated(self, request: int) -> _Seat:
+        if request not in self.seats:
+            raise TraceError(f"request {request} is not seated: admit, fork or place it first")
+        return self.seats[request]
+
+    def ready(self, request: int) -> _Seat:
+        seat = self.seated(request)
+        if seat.pending is not None:
+            raise TraceError(
+                f"request {request} has the window with tag {seat.pending} in flight: "
+                f"commit that first (0 rejects all of it)"
+            )
+        return seat
+
+    def batch(self, rows: tuple[int | None, ...]) -> None:
+        self.spend(len(rows))
+        met: set[int] = set()
+        for request in rows:
+            if request in met:
+                raise TraceError(f"request {request} has two rows: a batch holds a request once")
+            if request is not None:
+                met.add(request)
+
+    def fork(self, operation: Fork) -> None:
+        source = self.ready(operation.source)
+        if source.cursors.write_pos:
+            raise TraceError(
+                f"the checkpoint of source {operation.source} lags behind "
+                f"{source.cursors.write_pos} records: fork right after an admission, "
+                f"or after a flush that accepted 0"
+            )
+        self.seat(operation.request, self.fresh())
+
+    def verify(self, operation: Verify) -> None:
+        rows, lengths = operation.rows, operation.lengths
+        if len(lengths) != len(rows):
+            raise TraceError(f"{len(lengths)} lengths for {len(rows)} rows: give one for each row")
+        self.batch(rows)
+        window = self.setup.window
+        for row, (request, length) in enumerate(zip(rows, lengths, strict=True)):
+            if not 0 <= length <= window:
+                raise TraceError(
+                    f"lengths[{row}] is {length}, but must be in 0..{window}: "
+                    f"shorten the window, or raise setup.window"
+                )
+            if request is None:
+                continue
+            seat = self.ready(request)
+            if length > seat.bound:
+                raise TraceError(
+                    f"lengths[{row}] is {length}, but request {request} was last committed with "
+                    f"bound {seat.bound}: shorten the window, or raise that commit's bound"
+                )
+            seat.pending, seat.length = operation.tag, length
+        self.verified[operation.tag] = operation
+
+    def commit(self, operation: Commit) -> None:
+        verify = self.verified.pop(operation.tag, None)
+        if verify is None:
+            raise TraceError(
+                f"no window with tag {operation.tag} is in flight: "
+                f"commit the tag of an earlier verify, once"
+            )
+        rows, accepted, window = verify.rows, operation.accepted, self.setup.window
+        if len(accepted) != len(rows):
+            raise TraceError(
+                f"{len(accepted)} counts for the {len(rows)} rows of its verify: "
+                f"give one for each row"
+            )
+        bound = window if operation.bound is None else operation.bound
+        if not 1 <= bound <= window:
+            raise TraceError(
+                f"bound is {bound}, but must be in 1..{window}: lower it, or raise setup.window"
+            )
+        self.spend(len(rows))
+        for row, (request, count) in enumerate(zip(rows, accepted, strict=True)):
+            seat = None if request is None else self.seats.get(request)
+            if seat is None or seat.pending != operation.tag:
+                if count is not None:
+                    raise TraceError(
+                        f"accepted[{row}] is {count}, but its row is padding or was freed since "
+                        f"its verify: write null"
+                    )
+            elif count is None or not 0 <= count <= seat.length:
+                raise TraceError(
+                    f"accepted[{row}] is {_shown(count)}, but request {request} has a window of "
+                    f"{seat.length} in flight: accept 0..{seat.length}"
+                )
+            else:
+                self.move(seat, count, bound)
+
+    def move(self, seat: _Seat, accepted: int, bound: int) -> None:
+        if self.has_ring:
+            seat.cursors = _committed(seat.cursors, accepted, self.setup.ring, bound)
+        seat.bound, seat.pending = bound, None
+
+    def place(self, operation: Place) -> None:
+        """States that `sim.cursors.reachable(L, T)` holds: any base, records up to L - T."""
+        base, records = operation.base, operation.records
+        L, T = (self.setup.ring, self.setup.window) if self.has_ring else (1, 1)
+        if base >= L:
+            raise TraceError(
+                f"base is {base}, but must be in 0..{L - 1}: name a physical row of the ring"
+            )
+        if records > L - T:
+            raise TraceError(
+                f"records is {records}, but must be in 0..{L - T}: "
+                f"no commit leaves more than ring - window records"
+            )
+        flush = self.has_ring and bool(rules.due(records, L, T))
+        if operation.flush != flush:
+            raise TraceError(
+                f"flush is {operation.flush}, but {records} records in this ring mean {flush} "
+                f"(records + 2 * window > ring): change either"
+            )
+        self.seat(operation.request, _Seat(Cursors(records, base, int(flush)), T))
+        self.seats[operation.request].bound = self.setup.window
+
+
+def _kind(operation: Operation) -> str:
+    return type(operation).__name__.lower()
+
+
+# ---------------------------------------------------------------------------- on disk
+
+
+def load(path: Path | str) -> Trace:
+    """Read and validate a trace; `TraceError` names file, place, value, limit and way out."""
+    path = Path(path)
+    data = _read(path)
+    try:
+        trace = msgspec.json.decode(data, type=Trace)
+        validate(trace)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path}: {_explained(str(error), data)}") from None
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: {_located(str(error), data)}") from None
+    except RecursionError:
+        raise TraceError(
+            f"{path}: nested too deep to read: repeats may be nested {REPEAT_DEPTH_MAX} deep"
+        ) from None
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    return trace
+
+
+def save(trace: Trace, path: Path | str) -> None:
+    """Write `trace`, the same bytes each time; a reader sees the old file or the whole new one."""
+    path = Path(path)
+    content = msgspec.to_builtins(trace, order="deterministic")
+    content["seen"] = _finite(content["seen"])
+    text = _pretty(content, "") + "\n"
+    with _replacing(path) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+def digest(trace: Trace) -> str:
+    """12 hex digits of SHA-256 over what decides a run: setup, payload and operations.
+
+    A tensors file enters by its name, not by its content.
+    """
+    decides = (trace.setup, trace.payload, trace.operations)
+    return hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file of acceptable size; never waits on a pipe or a device."""
+    try:
+        if path.is_dir():
+            raise TraceError(f"{path}: is a folder: name the trace.json inside")
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: is not a regular file: copy its content to one")
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: does not exist: check the path") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise TraceError(
+            f"{path}: has more than {FILE_BYTES_MAX} bytes, the limit of a trace: "
+            f"use repeat, or split the trace"
+        )
+    if not data.strip():
+        raise TraceError(f"{path}: is empty: write a trace, as docs/traces.md shows")
+    return data
+
+
+def _located(message: str, data: bytes) -> str:
+    """Malformed JSON: the line and column in place of the byte."""
+    if data.lstrip()[:1] != b"{":
+        return f"is not a trace: it begins with {_shown(data.lstrip()[:12])} where `{{` must stand"
+    if "truncated" in message:
+        return f"ends after {len(data)} bytes inside an object: restore the end of the file"
+    if not (found := re.search(r"\(byte (\d+)\)", message)):
+        return f"is not JSON: {message}"
+    at = int(found[1])
+    line, column = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+    message = message[: found.start()].strip().removeprefix("JSON is malformed: ")
+    not_finite = data[at : at + 1] in (b"N", b"I")
+    remedy = "write NaN and infinities as strings" if not_finite else "see what stands before it"
+    found_there = _shown(data[at : at + 8])
+    return f"is not JSON at line {line}, column {column} ({message} {found_there}): {remedy}"
+
+
+def _explained(message: str, data: bytes) -> str:
+    """Right JSON, wrong content: the place, the value found there, what must stand there."""
+    problem, _, place = message.partition(" - at `")
+    place = place.rstrip("`") or "$"
+    value = ""
+    with contextlib.suppress(Exception):  # a value that cannot be shown is only left out
+        value = f" (found {_shown(_value_at(msgspec.json.decode(data), place))})"
+    problem = problem[0].lower() + problem[1:]
+    return f"at {place}: {problem}{value}: see the fields in docs/traces.md"
+
+
+def _value_at(value: Any, place: str) -> Any:
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = value[key] if key else value[int(index)]
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _pretty(value: Any, indent: str) -> str:
+    """JSON with an operation a line: a dict stands on one if it fits, a list of plain values does.
+
+    Only what holds a list of dicts is always spread out.
+    """
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        line = "" if any(map(_lists_dicts, value.values())) else _compact(value)
+        if line and len(indent) + len(line) <= LINE_MAX:
+            return line
+        inside = [f"{_compact(key)}: {_pretty(item, deeper)}" for key, item in value.items()]
+        opening, closing = "{}"
+    elif _lists_dicts(value):
+        inside = [_pretty(item, deeper) for item in value]
+        opening, closing = "[]"
+    else:
+        return _compact(value)
+    return f"{opening}\n{deeper}" + f",\n{deeper}".join(inside) + f"\n{indent}{closing}"
+
+
+def _lists_dicts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], dict)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: as strings they survive."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place at the end, or goes away."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
