@@ -120,6 +120,8 @@ class Dialect(NamedTuple):
     """Buffers that a commit writes, for the rows of the batch."""
     raw_records: tuple[tuple[str, str], ...]
     """Pairs (buffer, input) that must be equal bit for bit after a verify."""
+    represents: tuple[str, ...]
+    """Buffers that `represented` reads."""
     represented: Callable[[Memory, Cursors, Setup], NDArray[np.float64]]
     bitwise_fold: bool
     """Whether the checkpoint is claimed to equal, bit for bit, that of the recurrent kernel."""
@@ -133,6 +135,7 @@ SNAPSHOTS_DIALECT = Dialect(
     verify_writes=("snapshots",),
     commit_writes=("checkpoint",),
     raw_records=(),
+    represents=("checkpoint",),
     represented=represented_by_checkpoint,
     bitwise_fold=False,
 )
@@ -145,6 +148,7 @@ RING_DIALECT = Dialect(
     verify_writes=tuple(ring.name for ring in RINGS),
     commit_writes=tuple(cursor.name for cursor in RING_CURSORS),
     raw_records=(("rawk", "k"), ("rawv", "v")),
+    represents=("checkpoint", "rawk", "rawv", "g", "beta"),
     represented=represented_by_ring,
     bitwise_fold=True,
 )

@@ -1,0 +1,271 @@
+"""What is compared with what, and how far it may be off: the design's checks, one function each.
+
+Every function gets arrays that are already gathered for the rows of one operation and returns at
+most one `Finding`: its worst element, in units of what is allowed. It also returns the largest
+ratio seen when nothing fails, since a limit means little without the margin that was observed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz.arrays import DTYPES, bits
+from ringfold.fuzz.mismatch import Check
+from ringfold.oracle.gdn import Updates
+from ringfold.oracle.units import FLOOR, TINY, UNIT, Trail, Units, output_limit, sizes, state_limit
+from ringfold.oracle.units import ulp_distance
+
+Array = NDArray[np.float64]
+
+GATE_ROUNDINGS: Final = 8.0
+"""Roundings of float32 on the way to a stored gate: exp, log and exp again at 2 ULP, products."""
+
+KEY_ROUNDINGS: Final = 8.0
+"""The same for a normalised key: the sum of squares, the root, the division."""
+
+
+class Finding(NamedTuple):
+    """The worst element of a check that failed; `where` is an index into the compared arrays."""
+
+    check: Check
+    symptom: str
+    where: tuple[int, ...]
+    expected: float
+    got: float
+    error: float
+    allowed: float
+    ulp: int
+    elements: int
+
+    @property
+    def units(self) -> float:
+        """Error over what is allowed."""
+        return _ratio(self.error, self.allowed)
+
+
+class Judged(NamedTuple):
+    """Largest error over limit that was seen, and the failure if there is one."""
+
+    seen: float
+    finding: Finding | None
+
+
+def eps(dtype: str) -> float:
+    """Relative rounding of a dtype: half the spacing of its numbers around 1."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(DTYPES[dtype]).eps) / 2
+
+
+def tiny(dtype: str) -> float:
+    """What rounding to a dtype may lose absolutely, below its smallest normal number."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(DTYPES[dtype]).smallest_subnormal)
+
+
+def largest(dtype: str) -> float:
+    """The largest finite number of a dtype."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(DTYPES[dtype]).max)
+
+
+def outputs(
+    got: NDArray[Any],  # [layer, row, T, HV, V]
+    trail: Trail,
+    updates: Updates,
+    live: NDArray[np.bool_],  # [row, T]
+    eps_dot: float,
+    record_tiny: float,
+) -> Judged:
+    """Outputs are what the recurrence returns from the committed state."""
+    dtype = got.dtype.name
+    expected = trail.outputs
+    query = sizes(updates.q)  # [layer, row, T, HV]
+    limit = output_limit(
+        query,
+        trail.errors,
+        trail.masses,
+        expected,
+        eps_dot,
+        eps(dtype),
+        FLOOR + tiny(dtype) + record_tiny * query[..., None],
+    )
+    seen = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(seen - expected)
+    # What exceeds the output's dtype may be infinite, with the right sign.
+    over = np.abs(expected) + limit > largest(dtype)
+    error[over & (np.isinf(seen) & (np.sign(seen) == np.sign(expected)))] = 0.0
+    mask = np.broadcast_to(live[None, :, :, None, None], error.shape)
+    return judge("outputs", "an output is not the recurrence's", seen, expected, error, limit, mask)
+
+
+def padding(got: NDArray[Any]) -> Judged:
+    """Outputs of padding rows [layer, token, HV, V] are zeros."""
+    seen = got.astype(np.float64)
+    zeros = np.zeros_like(seen)
+    return judge(
+        "outputs", "a padding row's output is not zero", seen, zeros, np.abs(seen), zeros, None
+    )
+
+
+def state(
+    check: Check,
+    got: Array,  # [layer, row, HV, V, K]
+    expected: Array,
+    error_units: Array,  # [layer, row, HV, V]
+    dtype: str,
+) -> Judged:
+    """The represented state is the committed one; rows over K are judged in 2-norm.
+
+    `dtype` is the checkpoint's: a row of 256 numbers that each lose a last subnormal digit may be
+    off by 16 of those.
+    """
+    difference = got - expected
+    error = sizes(difference)
+    limit = state_limit(Units(error_units, error_units)) + 16 * tiny(dtype)
+    judged = judge(check, "the state is not the committed one", error, 0 * error, error, limit, None)
+    if judged.finding is None:
+        return judged
+    f = judged.finding
+    row = np.nan_to_num(np.abs(difference[f.where]), nan=np.inf)
+    at = (*f.where, int(np.argmax(row)))
+    finding = f._replace(
+        where=at,
+        expected=float(expected[at]),
+        got=float(got[at]),
+        ulp=int(ulp_distance(got[at], expected[at], np.float32)),
+    )
+    return Judged(judged.seen, finding)
+
+
+def gates(
+    g: NDArray[Any],  # stored, [layer, row, T, HV]
+    beta: NDArray[Any],
+    updates: Updates,
+    exp_A: Array,  # [layer, 1, 1, HV]
+    live: NDArray[np.bool_],
+) -> list[Judged]:
+    """Stored gates are the recurrence's, within rounding."""
+    mask = np.broadcast_to(live[None, :, :, None], g.shape)
+    scale = exp_A + np.abs(updates.log_decay)
+    judged = []
+    for name, got, expected, limit in (
+        ("g", g, updates.log_decay, GATE_ROUNDINGS * UNIT * scale + TINY),
+        ("beta", beta, updates.beta, GATE_ROUNDINGS * UNIT * updates.beta + TINY),
+    ):
+        seen = got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            error = np.abs(seen - expected)
+        judged.append(
+            judge("records", f"a stored {name} is not the gate", seen, expected, error, limit, mask)
+        )
+    return judged
+
+
+def keys(
+    got: NDArray[Any],  # stored normalised keys [layer, row, T, H, K]
+    expected: Array,
+    live: NDArray[np.bool_],
+) -> Judged:
+    """Stored keys are the normalised ones, within rounding of the record's dtype."""
+    dtype = got.dtype.name
+    limit = (eps(dtype) + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR
+    seen = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(seen - expected)
+    mask = np.broadcast_to(live[None, :, :, None, None], error.shape)
+    return judge(
+        "records", "a stored key is not the normalised one", seen, expected, error, limit, mask
+    )
+
+
+def raw(
+    name: str,
+    got: NDArray[Any],  # [layer, row, T, heads, width]
+    expected: NDArray[Any],  # the inputs, in the record's dtype
+    live: NDArray[np.bool_],
+) -> Finding | None:
+    """Raw records are the inputs, bit for bit."""
+    mask = np.broadcast_to(live[None, :, :, None, None], got.shape)
+    return same_bits("records", f"a record in {name} is not the input", got, expected, mask)
+
+
+def same_bits(
+    check: Check,
+    symptom: str,
+    got: NDArray[Any],
+    expected: NDArray[Any],
+    mask: NDArray[np.bool_] | None = None,
+) -> Finding | None:
+    """Bitwise equality of two arrays of one dtype."""
+    differs = bits(got) != bits(expected)
+    if mask is not None:
+        differs &= mask
+    if not differs.any():
+        return None
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(a - b)
+    size = np.where(differs, np.nan_to_num(error, nan=np.inf), -1.0)
+    where = tuple(int(i) for i in np.unravel_index(np.argmax(size), size.shape))
+    return Finding(
+        check=check,
+        symptom=symptom,
+        where=where,
+        expected=float(b[where]),
+        got=float(a[where]),
+        error=float(error[where]),
+        allowed=0.0,
+        ulp=int(ulp_distance(got[where], expected[where], got.dtype)),
+        elements=int(differs.sum()),
+    )
+
+
+def judge(
+    check: Check,
+    symptom: str,
+    got: Array,
+    expected: Array,
+    error: Array,
+    limit: Array,
+    mask: NDArray[np.bool_] | None,
+) -> Judged:
+    """The worst element where `mask` holds; a NaN in `error` is worse than any number."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error <= 0.0, 0.0, error / limit)
+    ratio = np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)
+    if mask is not None:
+        ratio = np.where(mask, ratio, 0.0)
+    if ratio.size == 0:
+        return Judged(0.0, None)
+    where = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+    seen = float(ratio[where])
+    if seen <= 1.0:
+        return Judged(seen, None)
+    never = np.isnan(got[where])
+    if never:
+        symptom = symptom.replace("is not", "is NaN, not")
+    finding = Finding(
+        check=check,
+        symptom=symptom,
+        where=where,
+        expected=float(expected[where]),
+        got=float(got[where]),
+        error=float(error[where]),
+        allowed=float(limit[where]),
+        ulp=int(ulp_distance(got[where], expected[where], np.float32)),
+        elements=int((ratio > 1.0).sum()),
+    )
+    return Judged(seen, finding)
+
+
+def _ratio(error: float, allowed: float) -> float:
+    if error <= 0.0:
+        return 0.0
+    return error / allowed if allowed > 0.0 else float("inf")

@@ -1,0 +1,247 @@
+"""The judge: gathers what the checks compare, and turns a finding into a mismatch with its place.
+
+It reads the target's memory and never writes it, except that a twin is brought level with the
+target after their checkpoints first differ, so that one difference is reported once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz import arrays, checks
+from ringfold.fuzz.checks import Finding, Judged, eps, tiny
+from ringfold.fuzz.frame import Frame, Region, index
+from ringfold.fuzz.ledger import Ledger
+from ringfold.fuzz.mismatch import Check, Mismatch
+from ringfold.fuzz.payload import tokens_of
+from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.truth import GLOBAL, LOCAL, Truth, Window
+from ringfold.sim.setup import Setup
+
+STATE_AXES = ("layer", "row", "value_head", "v", "k")
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where in the history a check was made."""
+
+    operation: int
+    kind: str
+    iteration: int
+    step: int
+
+
+class Judge:
+    """Findings of one walk, and how near to its limit each check came."""
+
+    def __init__(
+        self, setup: Setup, target: Target, twin: Target | None, ledger: Ledger, truth: Truth
+    ) -> None:
+        self.setup, self.target, self.twin = setup, target, twin
+        self.ledger, self.truth = ledger, truth
+        self.dialect = target.dialect
+        self.position = Position(0, "open", 0, 0)
+        self.mismatches: list[Mismatch] = []
+        self.unproven: set[Request] = set()
+        """Requests whose next fold proves nothing about bits: their records were placed."""
+        self.largest: dict[str, float] = {}
+        self.compared: dict[str, int] = {}
+        rounds = self.dialect.has_ring
+        self.eps_dot = target.precision.dot + (2 * eps(setup.dtypes.record) if rounds else 0.0)
+        self.record_tiny = setup.ring * tiny(setup.dtypes.record) if rounds else 0.0
+
+    # The checks.
+
+    def outputs(self, outputs: NDArray[Any], owners: NDArray[np.bool_], window: Window) -> None:
+        """Check 1. `outputs` [layer, token, HV, V]; `owners` [token]: tokens of real rows."""
+        self._judged("outputs", checks.padding(outputs[:, ~owners]), (), ("layer", "token"))
+        trail = self.truth.outputs(window)
+        live = window.live
+        got = np.zeros(trail.outputs.shape, outputs.dtype)
+        got[:, live] = outputs[:, owners]
+        judged = checks.outputs(
+            got, trail, window.updates, live, self.eps_dot, self.record_tiny
+        )
+        axes = ("layer", "row", "token", "value_head", "v")
+        self._judged("outputs", judged, window.requests, axes, window.batch_rows)
+
+    def state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
+        """Check 2, from the last checkpoint on and since admission; returns what is stored."""
+        if not requests:
+            return None
+        got = self.represented(requests)
+        expected, error = self.truth.expected(requests)
+        locally: tuple[Check, int] = ("state-local", LOCAL)
+        globally: tuple[Check, int] = ("state-global", GLOBAL)
+        for check, which in (locally, globally):
+            judged = checks.state(
+                check, got, expected[which], error[which], self.setup.dtypes.state
+            )
+            self._judged(check, judged, requests, STATE_AXES)
+        return got
+
+    def cursors(self) -> None:
+        """Check 3: the integers of every seated request are exactly those of the protocol."""
+        if not self.dialect.has_ring or not self.ledger.entries:
+            return
+        requests = list(self.ledger.entries)
+        expected = self.ledger.cursors(requests)
+        views = self.target.views()
+        seats = self.ledger.seats(requests, "slot")
+        for name, right in expected._asdict().items():
+            got = arrays.take(views[name].array, (seats,)).astype(np.int64)
+            self._count("cursors")
+            wrong = np.flatnonzero(got != right)
+            if wrong.size:
+                first = int(wrong[0])
+                self._mismatch(
+                    "cursors",
+                    f"{name} is not the protocol's",
+                    request=requests[first],
+                    expected=str(int(right[first])),
+                    got=str(int(got[first])),
+                    elements=int(wrong.size),
+                )
+
+    def records(self, window: Window, inputs: Inputs, lengths: Sequence[int]) -> None:
+        """Check 4: raw records bit for bit, derived ones within rounding."""
+        if not self.dialect.has_ring or not window.requests:
+            return
+        live, views = window.live, self.target.views()
+        region = self.ledger.window(window.requests)["ring"]
+
+        def stored(name: str) -> NDArray[Any]:  # [layer, row, T, heads(, width)]
+            # A slice parts the slot and ring indices, so their common axis comes first.
+            packed = arrays.take(views[name].array, index(views[name], region))
+            padded = np.zeros((packed.shape[1], *live.shape, *packed.shape[2:]), packed.dtype)
+            padded[:, live] = np.moveaxis(packed, 0, 1)
+            return padded
+
+        axes = ("layer", "row", "token", "head", "element")
+        rows = window.batch_rows
+        tokens = tokens_of(inputs, np.asarray(lengths))
+        for name, source in self.dialect.raw_records:
+            got = stored(name)
+            given = getattr(tokens, source)[:, rows].astype(got.dtype)
+            finding = checks.raw(name, got, given, live)
+            self._judged("records", Judged(0.0, finding), window.requests, axes, rows)
+        group = self.setup.geometry.group
+        for judged in (
+            checks.keys(stored("k"), window.updates.k[..., ::group, :], live),
+            *checks.gates(stored("g"), stored("beta"), window.updates, self.truth.exp_A, live),
+        ):
+            self._judged("records", judged, window.requests, axes, rows)
+
+    def frame(self, before: Frame, allowed: Mapping[str, Iterable[Region]]) -> None:
+        """Check 5: nothing else has changed, bit for bit."""
+        self._count("frame")
+        for change in before.changes(self.target.views(), allowed):
+            self._mismatch(
+                "frame",
+                f"{change.buffer} changed where this operation may not write",
+                where=", ".join(f"{axis} {i}" for axis, i in change.where.items()),
+                expected=f"{change.before:.9g}",
+                got=f"{change.after:.9g}",
+                elements=change.elements,
+            )
+
+    def exactness(self, requests: Sequence[Request]) -> None:
+        """Check 6: folded checkpoints have the bits of the twin's; then the twin is levelled."""
+        if self.twin is None or not requests:
+            return
+        mine, slots = self._checkpoint(self.target, requests)
+        other, seats = self._checkpoint(self.twin, requests)
+        got, expected = arrays.take(mine, slots), arrays.take(other, seats)
+        proven = np.array([r not in self.unproven for r in requests])
+        finding = checks.same_bits(
+            "exactness",
+            "the folded checkpoint differs from the recurrent kernel's",
+            got[:, proven],
+            expected[:, proven],
+        )
+        proved = [r for r in requests if r not in self.unproven]
+        self._judged("exactness", Judged(0.0, finding), proved, STATE_AXES)
+        self.unproven.difference_update(requests)
+        if not proven.all() or finding is not None:
+            arrays.put(other, seats, got)
+
+    def crash(self, error: BaseException) -> None:
+        """A verb of the target raised."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        self._mismatch(
+            "crash",
+            f"the target raised {type(error).__name__}",
+            where=f"{last.filename}:{last.lineno}",
+            got=str(error)[:500],
+            expected="no exception",
+        )
+
+    # Reading memory.
+
+    def represented(self, requests: Sequence[Request]) -> NDArray[np.float64]:
+        """What the target's memory stands for, [layer, row, HV, V, K]."""
+        slots = self.ledger.seats(requests, "slot")
+        memory = {
+            name: arrays.take(view.array, (slice(None), slots))
+            for name, view in self.target.views().items()
+            if name in self.dialect.represents
+        }
+        return self.dialect.represented(memory, self.ledger.lagging(requests), self.setup)
+
+    def _checkpoint(self, target: Target, requests: Sequence[Request]) -> tuple[Any, arrays.Index]:
+        slots = np.array([target.seat(r)["slot"] for r in requests], np.int64)
+        return target.views()["checkpoint"].array, (slice(None), slots)
+
+    # Reporting.
+
+    def _count(self, check: Check) -> None:
+        self.compared[check] = self.compared.get(check, 0) + 1
+
+    def _judged(
+        self,
+        check: Check,
+        judged: Judged,
+        requests: Sequence[Request],
+        axes: Sequence[str],
+        batch_rows: Sequence[int] = (),
+    ) -> None:
+        self._count(check)
+        if np.isfinite(judged.seen):
+            self.largest[check] = max(self.largest.get(check, 0.0), judged.seen)
+        finding = judged.finding
+        if finding is None:
+            return
+        at = dict(zip(axes, finding.where, strict=False))
+        row = at.pop("row", None)
+        self._mismatch(
+            check,
+            finding.symptom,
+            request=None if row is None else requests[row],
+            row=batch_rows[row] if row is not None and batch_rows else None,
+            where=", ".join(f"{axis} {i}" for axis, i in at.items()),
+            **numbers(finding),
+        )
+
+    def _mismatch(self, check: Check, symptom: str, **details: Any) -> None:
+        position = msgspec.structs.asdict(self.position)
+        self.mismatches.append(Mismatch(check=check, symptom=symptom, **position, **details))
+
+
+def numbers(finding: Finding) -> dict[str, Any]:
+    """A finding's figures, as a mismatch carries them."""
+    relative = finding.error / abs(finding.expected) if finding.expected else float("inf")
+    return {
+        "expected": f"{finding.expected:.9g}",
+        "got": f"{finding.got:.9g}",
+        "error": f"{finding.error:.3g}",
+        "allowed": f"{finding.allowed:.3g}",
+        "relative": f"{relative:.3g}",
+        "ulp": str(finding.ulp),
+        "units": finding.units if np.isfinite(finding.units) else None,
+        "elements": finding.elements,
+    }

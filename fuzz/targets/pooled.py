@@ -1,0 +1,174 @@
+"""The base of most adapters: a pool of slots in torch, and a kernel launched layer by layer.
+
+It seats requests, allocates the dialect's buffers and converts the inputs; a subclass says how its
+kernels are launched. Nothing here imitates what a kernel does: admission writes the checkpoint that
+a prefill would have left, everything else is a launch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz import arrays
+from ringfold.fuzz.target import (
+    TF32,
+    Floats,
+    HeadParameters,
+    Inputs,
+    Precision,
+    Request,
+    Target,
+    View,
+)
+from ringfold.sim.dialects import CHECKPOINT, Dialect
+from ringfold.sim.precision import EMULATED
+from ringfold.sim.setup import NULL_SLOT, Setup
+from ringfold.sim.slots import Slots
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING_SLOTS = (-1, NULL_SLOT)
+"""What stands in a padding row; SGLang's backend writes -1, its wrappers default to 0."""
+
+
+class Batch(NamedTuple):
+    """Rows of one launch, as the kernels want them: on the device, int32."""
+
+    slots: torch.Tensor  # [row]; at or under NULL_SLOT: padding
+    starts: torch.Tensor  # [row + 1]; the row's tokens are starts[i] .. starts[i + 1]
+
+
+class PooledTarget(ABC):
+    """A target whose slots this class allocates and whose kernels a subclass launches."""
+
+    dialect: ClassVar[Dialect]
+    precision: ClassVar[Precision] = TF32
+    operations: ClassVar[frozenset[str]] = frozenset(
+        {"admit", "free", "verify", "commit", "decode", "idle", "place"}
+    )
+
+    def __init__(self, name: str, device: str = "cpu") -> None:
+        self.name = name
+        self.device = device
+
+    # What a subclass provides.
+
+    @abstractmethod
+    def identity(self) -> Mapping[str, str]:
+        """What exactly runs: versions, hashes, device."""
+
+    @abstractmethod
+    def launch_verify(
+        self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Verify one layer: `inputs` are q, k, v, a, b [token, ...]; write `out` [token, HV, V]."""
+
+    @abstractmethod
+    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
+        """Commit `accepted` [row] tokens of each slot's window, for all layers."""
+
+    @abstractmethod
+    def launch_reset(self, slots: torch.Tensor) -> None:
+        """Make the cursors of `slots` those of an empty ring."""
+
+    def twin(self) -> Target | None:
+        """No recurrent kernel of its own, unless a subclass has one."""
+        return None
+
+    # The verbs of a Target.
+
+    def open(self, setup: Setup, parameters: HeadParameters) -> None:
+        """Allocate the pool and the parameters for `setup`."""
+        self.setup = setup
+        self.seats: dict[Request, int] = {}
+        self.slots = Slots(setup.slots)
+        self.memory = {
+            buffer.name: self.zeros(buffer.shape(setup), EMULATED.storage(setup, buffer.role).name)
+            for buffer in self.dialect.buffers
+        }
+        self.A_log = self.tensor(parameters.A_log, "float32")
+        self.dt_bias = self.tensor(parameters.dt_bias, "float32")
+
+    def admit(self, request: Request, state: Floats) -> None:
+        """Take a slot, write its checkpoint, reset its cursors."""
+        slot = self.slots.take()
+        self.seats[request] = slot
+        arrays.put(self.memory[CHECKPOINT.name], (slice(None), np.array([slot])), state[:, None])
+        self.launch_reset(self.tensor(np.array([slot]), "int32"))
+
+    def free(self, request: Request) -> None:
+        """Give the slot back, its contents and cursors as they are."""
+        self.slots.give(self.seats.pop(request))
+
+    def fork(self, request: Request, source: Request) -> None:
+        """Kernels alone own no copy between slots."""
+        raise NotImplementedError(f"{self.name} owns no fork")
+
+    def verify(
+        self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
+    ) -> NDArray[Any]:
+        """Launch every layer on a fresh `out` full of NaN."""
+        activation = self.setup.dtypes.activation
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        batch = Batch(self.slots_of(rows), self.tensor(starts, "int32"))
+        tensors = [self.tensor(x, activation) for x in inputs]
+        out = self.zeros(inputs.v.shape, activation).fill_(float("nan"))
+        for layer in range(self.setup.layers):
+            self.launch_verify(layer, batch, [x[layer] for x in tensors], out[layer])
+        return arrays.to_numpy(out)
+
+    def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
+        """One launch for all layers."""
+        counts = self.tensor(np.array(accepted), "int32")
+        self.launch_commit(self.slots_of(rows), counts, bound)
+
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """On a ring, plain decoding is a window of one with one accepted."""
+        outputs = self.verify(rows, [1] * len(rows), inputs)
+        self.commit(rows, [1] * len(rows), self.setup.window)
+        return outputs
+
+    def seat(self, request: Request) -> Mapping[str, int]:
+        """The request's slot, which also names its place among the running requests."""
+        slot = self.seats[request]
+        return {"slot": slot, "request": slot}
+
+    def views(self) -> Mapping[str, View]:
+        """The pool, live."""
+        return {b.name: View(b, self.memory[b.name]) for b in self.dialect.buffers}
+
+    # For subclasses.
+
+    def slots_of(self, rows: Sequence[Request | None]) -> torch.Tensor:
+        """Slot of each row, int32; padding rows carry each of the indices that mean padding."""
+        return self.tensor(
+            np.array(
+                [
+                    PADDING_SLOTS[i % len(PADDING_SLOTS)] if row is None else self.seats[row]
+                    for i, row in enumerate(rows)
+                ]
+            ),
+            "int32",
+        )
+
+    def tensor(self, values: NDArray[Any], dtype: str) -> torch.Tensor:
+        """`values` on the device, in the dtype of that name."""
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(values)).to(
+            self.device, getattr(torch, dtype)
+        )
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        """Zeros on the device, in the dtype of that name."""
+        import torch
+
+        return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
+
+

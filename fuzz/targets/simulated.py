@@ -1,0 +1,105 @@
+"""The simulator's reference machines as targets: `sim`, and each planted bug as `sim:NAME`.
+
+They compute in float32 and store in the setup's dtypes, as kernels do, so the walk judges them by
+the same limits. Their twin is the machine of the dialect `snapshots`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz.payload import packed, tokens_of
+from ringfold.fuzz.target import TF32, Floats, HeadParameters, Inputs, Request, Target, View
+from ringfold.sim.machine import Machine
+from ringfold.sim.precision import EMULATED_TF32
+from ringfold.sim.ring import Ring
+from ringfold.sim.setup import NULL_SLOT, Setup
+from ringfold.sim.slots import Slots
+from ringfold.sim.snapshots import Snapshots
+
+
+class SimulatedTarget:
+    """A machine of the simulator, float32 and tf32 as the kernels are."""
+
+    device = "cpu"
+    precision = TF32
+    operations = frozenset(
+        {"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"}
+    )
+
+    def __init__(self, name: str = "sim", machine: type[Machine] = Ring) -> None:
+        self.name = name
+        self.kind = machine
+        self.dialect = machine.dialect
+
+    def identity(self) -> Mapping[str, str]:
+        """The machine's class and the versions of what computes."""
+        return {
+            "machine": self.kind.__qualname__,
+            "ringfold": importlib.metadata.version("ringfold"),
+            "numpy": np.__version__,
+        }
+
+    def open(self, setup: Setup, parameters: HeadParameters) -> None:
+        """Build the machine."""
+        self.seats: dict[Request, int] = {}
+        self.slots = Slots(setup.slots)
+        self.machine = self.kind(
+            msgspec.structs.replace(setup, dialect=self.dialect.name),
+            parameters.A_log,
+            parameters.dt_bias,
+            EMULATED_TF32,
+        )
+
+    def admit(self, request: Request, state: Floats) -> None:
+        """Take a slot and admit."""
+        slot = self.seats[request] = self.slots.take()
+        self.machine.admit([slot], state[:, None])
+
+    def free(self, request: Request) -> None:
+        """Give the slot back as it is."""
+        self.slots.give(self.seats.pop(request))
+
+    def fork(self, request: Request, source: Request) -> None:
+        """Take a slot and copy the source's."""
+        slot = self.seats[request] = self.slots.take()
+        self.machine.copy(self.seats[source], slot)
+
+    def verify(
+        self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
+    ) -> NDArray[Any]:
+        """Verify a batch; the machine writes zeros where a kernel would write nothing."""
+        counts = np.array(lengths)
+        outputs = self.machine.verify(self._slots(rows), counts, tokens_of(inputs, counts))
+        return packed(outputs, counts)
+
+    def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
+        """Commit a batch."""
+        self.machine.commit(self._slots(rows), np.array(accepted), bound)
+
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """One token a row."""
+        ones = np.ones(len(rows), np.int64)
+        return packed(self.machine.decode(self._slots(rows), tokens_of(inputs, ones)), ones)
+
+    def seat(self, request: Request) -> Mapping[str, int]:
+        """Its slot, which is also its place among the running requests."""
+        return {"slot": self.seats[request], "request": self.seats[request]}
+
+    def views(self) -> Mapping[str, View]:
+        """The machine's memory."""
+        return {b.name: View(b, self.machine.memory[b.name]) for b in self.dialect.buffers}
+
+    def twin(self) -> Target | None:
+        """The recurrent machine."""
+        return SimulatedTarget(f"{self.name} recurrent", Snapshots)
+
+    def _slots(self, rows: Sequence[Request | None]) -> NDArray[np.int64]:
+        return np.array([NULL_SLOT if row is None else self.seats[row] for row in rows], np.int64)
+

@@ -1,0 +1,408 @@
+"""The differential walk: one history, walked by all who know something of it, compared throughout.
+
+The oracle walks the recurrence (`truth`), the protocol its cursors (`ledger`), the target itself,
+and a twin, if the target has one, the target's own recurrent kernel. After every operation the
+`judge` compares. After a finding that leaves the target's memory meaningful (frame, exactness) the
+walk goes on; after any other it stops, since what follows would only repeat it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz.frame import Dead, Frame, Region, poison
+from ringfold.fuzz.judge import Judge, Position
+from ringfold.fuzz.ledger import Ledger
+from ringfold.fuzz.checks import eps
+from ringfold.fuzz.mismatch import CONTINUES, Mismatch
+from ringfold.fuzz.payload import PADDING, Payload, tokens_of
+from ringfold.fuzz.placing import place
+from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Fork,
+    Free,
+    Idle,
+    Operation,
+    Place,
+    Trace,
+    Verify,
+    unroll,
+)
+from ringfold.fuzz.truth import Truth, Window
+from ringfold.oracle.gdn import Parameters, Tokens, prepare
+from ringfold.sim.cursors import Cursors
+from ringfold.sim.situations import SITUATIONS, Step
+
+Rows = Sequence[Request | None]
+
+
+class Verdict(msgspec.Struct):
+    """What a walk found and what it did."""
+
+    mismatches: list[Mismatch] = []
+    windows: int = 0
+    """Row-windows verified: real rows of verifies and of plain decode steps."""
+    steps: int = 0
+    operations: int = 0
+    situations: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    """Operations that the target does not own, by kind."""
+    largest: dict[str, float] = {}
+    """Largest error that was seen, over what is allowed, by check."""
+    compared: dict[str, int] = {}
+    """How often each check compared something."""
+    seconds: dict[str, float] = {}
+    """Where the time went."""
+    complete: bool = True
+    """False when a deadline cut the walk short."""
+
+
+class _TargetRaised(Exception):
+    """A verb of the target raised; the cause is what it raised."""
+
+
+class Walk:
+    """One walk of `trace` on `target`, which is not opened yet.
+
+    `out_of_time` is asked before every operation; `on_windows` hears how many row-windows were
+    verified, as they come.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        target: Target,
+        payload: Payload,
+        *,
+        out_of_time: Callable[[], bool] = lambda: False,
+        on_windows: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        setup = trace.setup
+        self.trace, self.target, self.payload, self.setup = trace, target, payload, setup
+        self.out_of_time, self.on_windows = out_of_time, on_windows
+        self.dialect = target.dialect
+        self.parameters = payload.parameters()
+        self.truth = Truth(setup, self.parameters, eps(setup.dtypes.state))
+        self.ledger = Ledger(setup, self.dialect)
+        self.twin = target.twin() if self._claims_bits() else None
+        self.judge = Judge(setup, target, self.twin, self.ledger, self.truth)
+        self.windows: dict[int, tuple[Rows, Window]] = {}
+        self.unseated: set[Request] = set()
+        self.situations: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.verified = self.steps = self.iteration = 0
+
+    def _claims_bits(self) -> bool:
+        """Whether the setup's dtypes lie within the dialect's claim of a bitwise fold."""
+        dtypes = self.setup.dtypes
+        lossless = dtypes.state in ("float32", "float64") and dtypes.record == dtypes.activation
+        return self.dialect.bitwise_fold and lossless
+
+    def run(self) -> Verdict:
+        """Walk to the end, to the first finding that stops it, or until time is out."""
+        with self._timed("target"):
+            self.target.open(self.setup, self.parameters)
+            if self.twin is not None:
+                self.twin.open(self.setup, self.parameters)
+        done, complete = 0, True
+        for operation, iteration in unroll(self.trace.operations):
+            if self.out_of_time():
+                complete = False
+                break
+            self.iteration = iteration
+            kind = type(operation).__name__.lower()
+            self.judge.position = Position(done, kind, iteration, self.steps)
+            try:
+                self._walk(kind, operation)
+            except _TargetRaised as raised:
+                self.judge.crash(raised.__cause__ or raised)
+            done += 1
+            if any(m.check not in CONTINUES for m in self.judge.mismatches):
+                break
+            self._poison(operation.dead)
+        return Verdict(
+            mismatches=self.judge.mismatches,
+            windows=self.verified,
+            steps=self.steps,
+            operations=done,
+            situations=dict(sorted(self.situations.items())),
+            skipped=dict(sorted(self.skipped.items())),
+            largest=dict(sorted(self.judge.largest.items())),
+            compared=dict(sorted(self.judge.compared.items())),
+            seconds={part: round(spent, 6) for part, spent in sorted(self.seconds.items())},
+            complete=complete,
+        )
+
+    def _walk(self, kind: str, operation: Operation) -> None:
+        if kind not in self.target.operations:
+            self._skip(kind, operation)
+            return
+        match operation:
+            case Admit(request=request, tag=tag):
+                self._seat(request, self.payload.state(request, tag, self.iteration))
+                self.judge.state([request])
+            case Free(request=request):
+                self._free(request)
+            case Fork(request=request, source=source):
+                self._fork(request, source)
+            case Place():
+                self._place(operation)
+            case Verify():
+                self._verify(operation)
+            case Commit():
+                self._commit(operation)
+            case Decode():
+                self._decode(operation)
+            case Idle(rows=count):
+                self._step([None] * count, [1] * count, tag=0)
+
+    def _skip(self, kind: str, operation: Operation) -> None:
+        self.skipped[kind] += 1
+        match operation:
+            case Admit(request=request) | Fork(request=request) | Place(request=request):
+                self.unseated.add(request)
+            case _:
+                pass
+
+    # Operations.
+
+    def _seat(self, request: Request, state: NDArray[np.float32]) -> None:
+        before = self._frame()
+        self._call(lambda target: target.admit(request, state))
+        self.ledger.admit(request, self.target.seat(request))
+        self.truth.admit(request, state.astype(np.float64))
+        self._judge_frame(before, self.ledger.admit_may_write(request))
+        self.judge.cursors()
+
+    def _free(self, request: Request) -> None:
+        if request in self.unseated:
+            self.unseated.remove(request)
+            return
+        before = self._frame()
+        self._call(lambda target: target.free(request))
+        self._judge_frame(before, {})
+        self.ledger.free(request)
+        self.truth.free(request)
+        self.judge.unproven.discard(request)
+
+    def _fork(self, request: Request, source: Request) -> None:
+        if source in self.unseated:
+            self.unseated.add(request)
+            return
+        before = self._frame()
+        self._call(lambda target: target.fork(request, source))
+        self.ledger.admit(request, self.target.seat(request))
+        self.truth.fork(request, source)
+        self._judge_frame(before, self.ledger.admit_may_write(request))
+        self.judge.cursors()
+        self.judge.state([request, source])
+
+    def _place(self, operation: Place) -> None:
+        """Seat a request in the middle of its protocol: checkpoint, records and cursors at once."""
+        request, count = operation.request, operation.records
+        state = self.payload.state(request, operation.tag, self.iteration)
+        self._seat(request, state)
+        inputs = self._inputs([request], [count], operation.tag, operation.profile)
+        window = self._window([request], [count], inputs)
+        cursors = Cursors(count, operation.base, int(operation.flush))
+        place(self.target, request, cursors, state, inputs, window.updates)
+        self.ledger.entries[request].cursors = cursors
+        with self._timed("oracle"):
+            self.truth.commit(window, window.lengths)
+        # Its gates were rounded by us and not by the target's kernels.
+        self.judge.unproven.add(request)
+        self.judge.cursors()
+        self.judge.state([request])
+
+    def _verify(self, operation: Verify) -> None:
+        rows = self._seated(operation.rows)
+        inputs = self._inputs(rows, operation.lengths, operation.tag, operation.profile)
+        window = self._verify_batch(rows, operation.lengths, inputs)
+        self.windows[operation.tag] = (rows, window)
+
+    def _commit(self, operation: Commit) -> None:
+        verified, window = self.windows.pop(operation.tag)
+        # A row that isn't committed was freed in between, or is padding.
+        rows = [
+            None if n is None else row for row, n in zip(verified, operation.accepted, strict=True)
+        ]
+        kept = np.array([rows[i] is not None for i in window.batch_rows], bool)
+        accepted = [0 if n is None else n for n in operation.accepted]
+        self._commit_batch(rows, accepted, operation.bound or self.setup.window, window.rows(kept))
+
+    def _decode(self, operation: Decode) -> None:
+        """One token a row, committed at once; on a ring that is a window of one."""
+        rows, ones = self._seated(operation.rows), [1] * len(operation.rows)
+        if self.dialect.has_ring:
+            self._step(rows, ones, operation.tag, operation.profile)
+            return
+        inputs = self._inputs(rows, ones, operation.tag, operation.profile)
+        window = self._window(rows, ones, inputs)
+        before = self._frame()
+        outputs = self._call(lambda target: target.decode(rows, inputs))
+        self._count(window)
+        self._judge_outputs(outputs, rows, ones, window)
+        self._advance(window, window.lengths, self.setup.window)
+        self._judge_frame(before, self.ledger.commit_may_write(window.requests))
+        self._judge_stored(window.requests)
+
+    def _step(
+        self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
+    ) -> None:
+        """A verify and a commit of every token."""
+        window = self._verify_batch(rows, lengths, self._inputs(rows, lengths, tag, profile))
+        self._commit_batch(rows, lengths, self.setup.window, window)
+
+    def _verify_batch(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
+        window = self._window(rows, lengths, inputs)
+        before = self._frame()
+        outputs = self._call(lambda target: target.verify(rows, lengths, inputs))
+        self._count(window)
+        folded = [
+            request
+            for request, length in zip(window.requests, window.lengths, strict=True)
+            if self.ledger.verify(request, int(length))
+        ]
+        self._judge_outputs(outputs, rows, lengths, window)
+        self._judge_frame(before, self.ledger.verify_may_write(window.requests))
+        with self._timed("checks"):
+            self.judge.records(window, inputs, lengths)
+            self.judge.exactness(folded)
+        self._judge_stored(folded)
+        return window
+
+    def _commit_batch(
+        self, rows: Rows, accepted: Sequence[int], bound: int, window: Window
+    ) -> None:
+        counts = np.array([accepted[i] for i in window.batch_rows], np.int64)
+        self._visit(window, counts, padding=len(rows) - len(window.requests))
+        before = self._frame()
+        self._call(lambda target: target.commit(rows, accepted, bound))
+        self.steps += 1
+        self._advance(window, counts, bound)
+        self._judge_frame(before, self.ledger.commit_may_write(window.requests))
+        self.judge.cursors()
+        if "checkpoint" in self.dialect.commit_writes:
+            moved = [r for r, n in zip(window.requests, counts, strict=True) if n > 0]
+            still = [r for r, n in zip(window.requests, counts, strict=True) if n == 0]
+            self._judge_stored(moved)
+            self._judge_state(still)
+        else:
+            self._judge_state(window.requests)
+
+    # Walking.
+
+    def _call(self, verb: Callable[[Target], Any]) -> Any:
+        """Do the same on the twin and on the target; returns what the target returned."""
+        if self.twin is not None:
+            with self._timed("twin"):
+                verb(self.twin)
+        with self._timed("target"):
+            try:
+                return verb(self.target)
+            except Exception as error:
+                raise _TargetRaised from error
+
+    def _inputs(
+        self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
+    ) -> Inputs:
+        with self._timed("payload"):
+            requests = [PADDING if row is None else row for row in rows]
+            return self.payload.window(requests, lengths, tag, self.iteration, profile)
+
+    def _window(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
+        """The real rows of a batch, with what the recurrence makes of their tokens."""
+        real = [i for i, row in enumerate(rows) if row is not None]
+        A_log, dt_bias = (x[:, None, None, :] for x in self.parameters)
+        with self._timed("oracle"):
+            tokens = Tokens(*(x[:, real] for x in tokens_of(inputs, np.asarray(lengths))))
+            updates = prepare(tokens, Parameters(A_log, dt_bias, self.setup.l2norm))
+        return Window(
+            requests=[row for row in rows if row is not None],
+            batch_rows=real,
+            lengths=np.array([lengths[i] for i in real], np.int64),
+            updates=updates,
+        )
+
+    def _seated(self, rows: Iterable[Request | None]) -> Rows:
+        """Rows of a batch; one whose request a skipped operation would have seated is padding."""
+        return [None if row in self.unseated else row for row in rows]
+
+    def _advance(self, window: Window, counts: NDArray[np.int64], bound: int) -> None:
+        """Commit `counts` [row] tokens of each row, in the ledger and in the truth."""
+        for request, n in zip(window.requests, counts, strict=True):
+            self.ledger.commit(request, int(n), bound)
+        with self._timed("oracle"):
+            self.truth.commit(window, counts)
+
+    def _count(self, window: Window) -> None:
+        self.verified += len(window.requests)
+        self.on_windows(len(window.requests))
+
+    def _visit(self, window: Window, counts: NDArray[np.int64], padding: int) -> None:
+        """Count the situations that this step is in: rows, or the batch where that decides."""
+        step = Step(
+            self.setup.ring,
+            self.setup.window,
+            self.ledger.cursors(window.requests),
+            window.lengths,
+            counts,
+            np.array([self.ledger.entries[r].stale for r in window.requests], bool),
+            padding,
+        )
+        for situation in SITUATIONS:
+            if found := int(np.sum(situation.holds(step))):
+                self.situations[situation.name] += found
+
+    def _frame(self) -> Frame:
+        with self._timed("checks"):
+            return Frame(self.target.views())
+
+    def _poison(self, how: Dead) -> None:
+        """Fill dead memory; after a frame finding with finite garbage, lest it hide the rest."""
+        if how == "nan" and self.judge.mismatches:
+            how = "garbage"
+        poison(self.target.views(), self.ledger.dead(), how)
+
+    # Judging.
+
+    def _judge_outputs(
+        self, outputs: NDArray[Any], rows: Rows, lengths: Sequence[int], window: Window
+    ) -> None:
+        with self._timed("checks"):
+            owners = np.repeat([row is not None for row in rows], lengths)
+            self.judge.outputs(outputs, owners, window)
+
+    def _judge_frame(self, before: Frame, allowed: Mapping[str, Iterable[Region]]) -> None:
+        with self._timed("checks"):
+            self.judge.frame(before, allowed)
+
+    def _judge_state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
+        with self._timed("checks"):
+            return self.judge.state(requests)
+
+    def _judge_stored(self, requests: list[Request]) -> None:
+        """Judge checkpoints that were just written; from here on, judge from what they hold."""
+        if requests:
+            self.truth.stored(requests)
+            self.truth.restart(requests, self._judge_state(requests))
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start
