@@ -150,10 +150,14 @@ class Judge:
                 elements=change.elements,
             )
 
-    def exactness(self, requests: Sequence[Request]) -> None:
-        """Check 6: folded checkpoints have the bits of the twin's; then the twin is levelled."""
+    def exactness(self, requests: Sequence[Request]) -> bool:
+        """Check 6: folded checkpoints have the bits of the twin's.
+
+        Returns whether the twin had to be levelled with the target: what it verified last then
+        started from another state.
+        """
         if self.twin is None or not requests:
-            return
+            return False
         mine, slots = self._checkpoint(self.target, requests)
         other, seats = self._checkpoint(self.twin, requests)
         got, expected = arrays.take(mine, slots), arrays.take(other, seats)
@@ -167,8 +171,10 @@ class Judge:
         proved = [r for r in requests if r not in self.unproven]
         self._judged("exactness", Judged(0.0, finding), proved, STATE_AXES)
         self.unproven.difference_update(requests)
-        if not proven.all() or finding is not None:
+        level = finding is not None or not bool(proven.all())
+        if level:
             arrays.put(other, seats, got)
+        return level
 
     def crash(self, error: BaseException) -> None:
         """A verb of the target raised."""

@@ -8,7 +8,7 @@ target does not own is skipped for it, never imitated: otherwise we would be tes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ringfold.sim.dialects import Buffer, Dialect
 from ringfold.sim.setup import Setup
 
+Device = Literal["cpu", "cuda"]
 Request = int
 Floats = NDArray[np.float32]
 

@@ -279,7 +279,9 @@ class Walk:
         self._judge_frame(before, self.ledger.verify_may_write(window.requests))
         with self._timed("checks"):
             self.judge.records(window, inputs, lengths)
-            self.judge.exactness(folded)
+            levelled = self.judge.exactness(folded)
+        if levelled and self.twin is not None:
+            self.twin.verify(rows, lengths, inputs)
         self._judge_stored(folded)
         return window
 

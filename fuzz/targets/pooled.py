@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ringfold.fuzz import arrays
 from ringfold.fuzz.target import (
     TF32,
+    Device,
     Floats,
     HeadParameters,
     Inputs,
@@ -25,6 +26,7 @@ from ringfold.fuzz.target import (
     Target,
     View,
 )
+from ringfold.fuzz.targets import interpreter
 from ringfold.sim.dialects import CHECKPOINT, Dialect
 from ringfold.sim.precision import EMULATED
 from ringfold.sim.setup import NULL_SLOT, Setup
@@ -48,20 +50,20 @@ class PooledTarget(ABC):
     """A target whose slots this class allocates and whose kernels a subclass launches."""
 
     dialect: ClassVar[Dialect]
-    precision: ClassVar[Precision] = TF32
+    precision: Precision = TF32
     operations: ClassVar[frozenset[str]] = frozenset(
         {"admit", "free", "verify", "commit", "decode", "idle", "place"}
     )
 
-    def __init__(self, name: str, device: str = "cpu") -> None:
+    def __init__(self, name: str, device: Device = "cpu") -> None:
+        """On the CPU, kernels run in Triton's interpreter; must precede the import of triton."""
         self.name = name
         self.device = device
+        interpreter.set_device_mode(device)
+        if device == "cpu":
+            interpreter.enable()
 
     # What a subclass provides.
-
-    @abstractmethod
-    def identity(self) -> Mapping[str, str]:
-        """What exactly runs: versions, hashes, device."""
 
     @abstractmethod
     def launch_verify(
@@ -83,8 +85,18 @@ class PooledTarget(ABC):
 
     # The verbs of a Target.
 
+    def identity(self) -> Mapping[str, str]:
+        """Versions of what runs the kernels, and where; a subclass adds what the kernels are."""
+        import torch
+        import triton
+
+        on = torch.cuda.get_device_name() if self.device == "cuda" else "cpu (interpreter)"
+        return {"torch": torch.__version__, "triton": triton.__version__, "device": on}
+
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
-        """Allocate the pool and the parameters for `setup`."""
+        """Allocate the pool and the parameters for `setup`; refuse dtypes that can't run here."""
+        interpreter.check_dtype(setup.dtypes.activation)
+        interpreter.check_dtype(setup.dtypes.record)
         self.setup = setup
         self.seats: dict[Request, int] = {}
         self.slots = Slots(setup.slots)

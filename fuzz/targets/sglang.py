@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringfold.fuzz.target import IEEE, TF32, HeadParameters, Target
-from ringfold.fuzz.targets import interpreter, wheels
+from ringfold.fuzz.target import IEEE, TF32, Device, Target
+from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.loading import load_module
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
+from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
-from ringfold.sim.setup import NULL_SLOT, Setup
+from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,10 +38,12 @@ class _Released(PooledTarget):
 
     files: tuple[str, ...]
 
-    def __init__(self, release: str, device: str, suffix: str = "") -> None:
+    def __init__(self, release: str, device: Device, suffix: str = "") -> None:
         super().__init__(release + suffix, device)
-        interpreter.prepare(device)
-        self.wheel = wheels.require(release)
+        wheel = wheels.find(release)
+        if wheel is None:
+            raise WheelError(f"{release} is not here: type `ringfold targets add {release}`")
+        self.wheel = wheel
         self.modules: dict[str, ModuleType] = {
             path: load_module(self.wheel, path, f"{release}.{path}") for path in self.files
         }
@@ -51,25 +54,19 @@ class _Released(PooledTarget):
             path.rsplit("/", 1)[-1]: str(module.__dict__["__ringfold_sha256__"])
             for path, module in self.modules.items()
         }
-        return {"release": self.wheel.release, **files, **interpreter.identity(self.device)}
-
-    def open(self, setup: Setup, parameters: HeadParameters) -> None:
-        """Refuse what can't run here, then allocate."""
-        if interpreter.interpreted():
-            interpreter.check_dtype(setup.dtypes.activation)
-            interpreter.check_dtype(setup.dtypes.record)
-        super().open(setup, parameters)
+        return {"release": self.wheel.release, **files, **super().identity()}
 
 
 class SglangRing(_Released):
     """The ring kernels of SGLang 0.5.16."""
 
     dialect = RING_DIALECT
-    precision = TF32
     files = (RING,)
 
-    def __init__(self, release: str, device: str = "cpu", split: bool = False) -> None:
+    def __init__(self, release: str, device: Device = "cpu", split: bool = False) -> None:
         super().__init__(release, device, "+split" if split else "")
+        # Its default; the interpreter has no tf32 and computes such dots in plain float32.
+        self.precision = TF32 if device == "cuda" else IEEE
         self.launch_modes = ("flush", "verify") if split else ("both",)
 
     def launch_verify(
@@ -148,7 +145,7 @@ class SglangRecurrent(_Released):
     precision = IEEE
     files = (RECURRENT,)
 
-    def __init__(self, release: str, device: str = "cpu") -> None:
+    def __init__(self, release: str, device: Device = "cpu") -> None:
         super().__init__(release, device, " recurrent")
 
     def launch_verify(
