@@ -130,9 +130,10 @@ class Payload:
             (self.seed, iteration),
         )  # [layer, token, lane, 4]
 
-        parts = np.split(words.reshape(layers * tokens, -1, 4), self._ends[:-1], axis=1)
+        n = layers * tokens
+        parts = np.split(words.reshape(n, self._ends[-1], 4), self._ends[:-1], axis=1)
         q, k, v, gate, choice = (
-            part.reshape(layers * tokens, heads, -1)[..., :width]
+            part.reshape(n, heads, 4 * (part.shape[1] // heads))[..., :width]
             for part, (heads, width, _) in zip(parts, self._shapes, strict=True)
         )
         bits = Bits(q, k, v, gate, choice[:, 0], np.repeat(self._base, tokens, axis=0))

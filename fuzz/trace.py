@@ -322,8 +322,9 @@ class _Rehearsal:
         met: dict[int, int] = {}
         i = 0
         while i < operation.times:
-            state = hash(frozenset((r, seat.key()) for r, seat in self.seats.items()))
-            self.spend(len(self.seats))
+            seats = frozenset((r, seat.key()) for r, seat in self.seats.items())
+            state = hash((seats, frozenset(self.verified)))
+            self.spend(len(self.seats) + len(self.verified))
             if state in met:
                 period = i - met[state]
                 i = operation.times - (operation.times - i) % period
