@@ -97,7 +97,7 @@ class Walk:
         """A random history."""
         self.fill()
         for _ in range(steps):
-            if self.rng.random() < 0.2:
+            if self.rng.random() < 0.2 and len(self.seated) > 1:
                 self.free()
             if self.rng.random() < 0.5:
                 self.fill()
