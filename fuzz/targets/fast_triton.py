@@ -16,13 +16,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class StandIn(NamedTuple):
@@ -53,8 +55,8 @@ class StandIn(NamedTuple):
 STAND_INS: list[StandIn] = []
 
 
-def _stands_in_for(owner: Any, name: str, *known: str) -> Any:
-    def register(function: Any) -> Any:
+def _stands_in_for(owner: Any, name: str, *known: str) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
         STAND_INS.append(StandIn(owner, name, function, known, getattr(owner, name)))
         return function
 

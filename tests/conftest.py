@@ -1,0 +1,44 @@
+"""One option for all tests: which device the kernels run on, chosen before Triton is imported."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+
+from ringfold.fuzz.targets.interpreter import set_device_mode
+
+# Failures are kept as traces of our own, and a shared machine is no place for deadlines.
+settings.register_profile(
+    "ringfold", database=None, deadline=None, phases=(Phase.generate, Phase.target, Phase.shrink)
+)
+settings.load_profile("ringfold")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--device``."""
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where Triton kernels run: in its interpreter (default), or compiled on a GPU",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell Triton before any test module imports it."""
+    set_device_mode(config.getoption("--device"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip, by name and reason, what this device cannot run."""
+    if config.getoption("--device") == "cpu":
+        skip = pytest.mark.skip(reason="needs a GPU: pytest --device cuda")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """The device that tests of kernels put their tensors on."""
+    return str(pytestconfig.getoption("--device"))
