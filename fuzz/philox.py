@@ -41,12 +41,12 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int])
     out = words.reshape(-1, 4)
     for start in range(0, len(out), CACHED):
         block = slice(start, start + CACHED)
-        for i, word in enumerate(_rounds(*(w[block].astype(np.uint64) for w in flat), key)):
+        for i, word in enumerate(_rounds(key, *(w[block].astype(np.uint64) for w in flat))):
             out[block, i] = word
     return words
 
 
-def _rounds(a: Wide, b: Wide, c: Wide, d: Wide, key: tuple[int, int]) -> tuple[Wide, ...]:
+def _rounds(key: tuple[int, int], a: Wide, b: Wide, c: Wide, d: Wide) -> tuple[Wide, ...]:
     """The words as 64-bit integers below 2^32, so that a product keeps its upper half."""
     for r in range(ROUNDS):
         k0, k1 = (np.uint64((k + r * w) % 2**32) for k, w in zip(key, WEYL, strict=True))
