@@ -35,6 +35,7 @@ endif
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	rm -rf $(VENV)
+	@echo "Installing the versions of constraints.txt into $(VENV): a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --constraint constraints.txt setuptools
 	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[kernels,dev]'
