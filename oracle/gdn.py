@@ -70,7 +70,8 @@ def softplus(x: Values) -> Array:
     SGLang returns `x` itself above 20. This function is the truth there too: the two differ by
     less than exp(-20) = 2.1e-9, which is 1.1e-10 of the value and far below fp32's resolution.
     """
-    return np.asarray(np.logaddexp(0.0, np.asarray(x, np.float64)))
+    x = np.asarray(x, np.float64)
+    return np.asarray(np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))))
 
 
 def sigmoid(x: Values) -> Array:
