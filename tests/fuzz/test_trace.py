@@ -547,15 +547,17 @@ def test_a_hostile_file_is_refused(tmp_path: Path, content: str | bytes, says: s
     assert len(message) < 600
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "forbidden"])
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "long", "forbidden"])
 def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """Nothing there, a folder, a pipe that nobody writes to, a file that may not be read."""
+    """Nothing there, a folder, a pipe that nobody writes to, a name that no file can have."""
     path = tmp_path / "trace.json"
     match kind:
         case "folder":
             path.mkdir()
         case "pipe":
             os.mkfifo(path)
+        case "long":
+            path = tmp_path / ("x" * 300)
         case "forbidden":
             path.write_text("{}")
             path.chmod(0)
@@ -569,6 +571,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         "missing": "does not exist: check the path",
         "folder": "is a folder: name the trace.json inside",
         "pipe": "is not a regular file",
+        "long": "cannot be read: File name too long",
         "forbidden": "cannot be read: Permission denied",
     }
     assert str(caught.value).startswith(f"{path}: {says[kind]}")
