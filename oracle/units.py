@@ -94,9 +94,15 @@ def rebase(units: Units, state: Values) -> Units:
     return Units(units.error, sizes(state))
 
 
-def round_state(units: Units, state: Values, eps: float) -> Units:
-    """After storing the state [..., HV, V, K] in a narrower type of relative rounding `eps`."""
-    return Units(units.error + eps / UNIT * sizes(state), units.mass)
+def round_state(units: Units, state: Values, eps: float, smallest: float = 0.0) -> Units:
+    """After storing the state [..., HV, V, K] in a narrower type.
+
+    `eps` is the type's relative rounding (2^-9 for bfloat16, 2^-11 for float16), `smallest` half of
+    its smallest subnormal, which every entry may be off by (2^-25 for float16; that of bfloat16
+    lies below the floor).
+    """
+    stored = eps * sizes(state) + smallest * np.sqrt(state.shape[-1])
+    return Units(units.error + stored / UNIT, units.mass)
 
 
 def scan_units(

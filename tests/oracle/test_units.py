@@ -442,6 +442,17 @@ def test_a_state_stored_in_a_narrower_type_is_allowed_for(dtype: type, eps: floa
     assert (error / state_limit(denied)).max() > 10  # seen 325 and 32
 
 
+def test_float16_may_lose_what_is_below_its_subnormals() -> None:
+    """A state of 2^-26 becomes zero: allowed with `smallest`, and without it far outside."""
+    state = np.full((1, 1, K), 2.0**-26)
+    assert not state.astype(np.float16).any()
+    denied = state_limit(units.round_state(units.zero(state), state, 2.0**-11))
+    allowed = state_limit(units.round_state(units.zero(state), state, 2.0**-11, 2.0**-25))
+
+    assert sizes(state) <= allowed
+    assert sizes(state) > 1_000 * denied
+
+
 # ------------------------------------------------------------------------------ bookkeeping
 
 
