@@ -24,6 +24,11 @@ from ringfold.fuzz.target import Inputs, Request, Target
 from ringfold.fuzz.truth import GLOBAL, LOCAL, Truth, Window
 from ringfold.sim.setup import Setup
 
+OPERANDS = 4
+"""Operands between a stored number and an output: a record's key and the query make a score, the
+score and the record's delta a contribution. Each may lose `precision.dot`, and truncation always
+loses in one direction, so the losses add up."""
+
 STATE_AXES = ("layer", "row", "value_head", "v", "k")
 
 
@@ -52,7 +57,8 @@ class Judge:
         self.largest: dict[str, float] = {}
         self.compared: dict[str, int] = {}
         rounds = self.dialect.has_ring
-        self.eps_dot = target.precision.dot + (2 * eps(setup.dtypes.record) if rounds else 0.0)
+        records = 2 * eps(setup.dtypes.record) if rounds else 0.0
+        self.eps_dot = OPERANDS * target.precision.dot + records
         self.record_tiny = setup.ring * tiny(setup.dtypes.record) if rounds else 0.0
 
     # The checks.

@@ -6,7 +6,7 @@ the same limits. Their twin is the machine of the dialect `snapshots`.
 
 from __future__ import annotations
 
-import importlib.metadata
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfold import __version__
 from ringfold.fuzz.payload import packed, tokens_of
 from ringfold.fuzz.target import TF32, Floats, HeadParameters, Inputs, Request, Target, View
 from ringfold.sim.machine import Machine
@@ -42,7 +43,7 @@ class SimulatedTarget:
         """The machine's class and the versions of what computes."""
         return {
             "machine": self.kind.__qualname__,
-            "ringfold": importlib.metadata.version("ringfold"),
+            "ringfold": __version__,
             "numpy": np.__version__,
         }
 

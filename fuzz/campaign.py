@@ -1,0 +1,401 @@
+"""A campaign: many histories on some targets, in worker processes, within a budget.
+
+Histories are numbered, and what each one is depends on (seed, configuration, number) alone. Which
+of them run is decided before any does, by counting windows, unless a time limit cuts the list; so
+the same seed and the same number of windows give the same traces and the same verdicts.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ringfold.fuzz import failures
+from ringfold.fuzz.generate import Plan, history, windows
+from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.trace import Admit, Commit, Trace, Verify
+from ringfold.fuzz.walk import Verdict, Walk
+from ringfold.sim.situations import reachable_situations
+
+KEPT_MAX: Final = 5
+"""Failures of one symptom that are written to disk; all are counted."""
+
+LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
+"""Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
+
+WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
+
+POLL_SECONDS: Final = 0.2
+
+
+class Lot(NamedTuple):
+    """Consecutive histories of one configuration, walked by one worker."""
+
+    plan: Plan
+    configuration: int
+    numbers: tuple[int, ...]
+
+
+class Walked(msgspec.Struct):
+    """What came of one history."""
+
+    configuration: int
+    number: int
+    verdict: Verdict
+    failure: Trace | None = None
+    flaky: bool = False
+    """A second walk of the failing trace found something else."""
+
+
+class Finding(msgspec.Struct):
+    """Mismatches that share check, symptom and target."""
+
+    target: str
+    check: str
+    symptom: str
+    histories: int
+    """In how many histories it was seen."""
+    sentence: str
+    """The first of them."""
+    trace: str
+    reproduce: str
+    flaky: bool
+
+
+class Tally(msgspec.Struct):
+    """What was done with one configuration of one target."""
+
+    target: str
+    setup: str
+    windows: int = 0
+    histories: int = 0
+    mismatches: int = 0
+    compile_seconds: float = 0.0
+    largest: dict[str, float] = {}
+
+
+class Report(msgspec.Struct):
+    """A campaign's outcome, as `--json` prints it."""
+
+    targets: list[str]
+    device: str
+    seed: int
+    workers: int
+    windows: int = 0
+    """Row-windows verified and judged."""
+    histories: int = 0
+    mismatches: int = 0
+    """Histories in which some check failed."""
+    findings: list[Finding] = []
+    situations: dict[str, int] = {}
+    """How often each was visited: rows, or batches where that decides."""
+    missed: list[str] = []
+    """Situations that some configuration can reach, and none did."""
+    largest: dict[str, float] = {}
+    """Largest error that was seen, over what is allowed, by check."""
+    compared: dict[str, int] = {}
+    """How many comparisons each check made."""
+    skipped: dict[str, int] = {}
+    """Operations that a target does not own, by kind."""
+    seconds: dict[str, float] = {}
+    """Time of all workers together, by what it went into."""
+    elapsed: float = 0.0
+    """Seconds from the first window on."""
+    configurations: list[Tally] = []
+    identities: dict[str, dict[str, str]] = {}
+    inconclusive: list[str] = []
+    """Why the run proves less than it was asked to."""
+
+
+# ------------------------------------------------------------------ in a worker
+
+
+class Clock:
+    """Time and windows, shared by all workers: it starts at the first window of any."""
+
+    def __init__(self, context: Any) -> None:
+        self.started = context.Value("d", 0.0)
+        self.windows = context.Value("q", 0)
+
+    def count(self, windows: int) -> None:
+        """Add to the windows verified so far."""
+        with self.windows.get_lock():
+            self.windows.value += windows
+            if not self.started.value:
+                self.started.value = time.monotonic()
+
+    def elapsed(self) -> float:
+        """Seconds since the first window; 0 before it."""
+        return time.monotonic() - self.started.value if self.started.value else 0.0
+
+
+class Orders(NamedTuple):
+    """What every worker of a campaign knows."""
+
+    device: Device
+    seed: int
+    time_max: float | None
+    clock: Clock
+
+    def out_of_time(self) -> bool:
+        """Whether the budget of time is spent."""
+        return self.time_max is not None and self.clock.elapsed() > self.time_max
+
+
+_orders: Orders
+
+
+def _start_worker(orders: Orders) -> None:
+    global _orders  # noqa: PLW0603 - set once, when the process starts
+    _orders = orders
+
+
+@functools.cache
+def _target(name: str, device: Device) -> Target:
+    """One instance a process, since its modules and compiled kernels are worth keeping."""
+    return resolve(name, device)
+
+
+def walk(
+    trace: Trace,
+    target: Target,
+    out_of_time: Callable[[], bool] = lambda: False,
+    on_windows: Callable[[int], None] = lambda count: None,
+) -> Verdict:
+    """Walk `trace` on `target`, which is opened anew."""
+    payload = Payload(trace.setup, trace.payload.seed, trace.payload.profile)
+    return Walk(trace, target, payload, out_of_time=out_of_time, on_windows=on_windows).run()
+
+
+def _warm_up(plan: Plan) -> tuple[dict[str, str], float]:
+    """Compile what the plan's setup needs; returns the target's identity and the seconds."""
+    start = time.perf_counter()
+    target, setup = _target(plan.target, _orders.device), plan.setup
+    rows = tuple(range(min(plan.rows, setup.slots - 1)))
+    step = [
+        *(Admit(request=row, tag=row) for row in rows),
+        Verify(tag=len(rows), rows=rows, lengths=(setup.window,) * len(rows)),
+        Commit(tag=len(rows), accepted=(1,) * len(rows)),
+    ]
+    trace = history(plan, 0, 0)
+    walk(msgspec.structs.replace(trace, operations=tuple(step)), target)
+    return dict(target.identity()), time.perf_counter() - start
+
+
+def _walk_lot(lot: Lot) -> list[Walked]:
+    target = _target(lot.plan.target, _orders.device)
+    walked = []
+    for number in lot.numbers:
+        if _orders.out_of_time():
+            break
+        trace = history(lot.plan, _orders.seed, number)
+        verdict = walk(trace, target, _orders.out_of_time, _orders.clock.count)
+        result = Walked(lot.configuration, number, verdict)
+        if verdict.mismatches:
+            identity = dict(target.identity())
+            result.failure = failures.as_failure(trace, verdict.mismatches, identity)
+            result.flaky = walk(result.failure, target).mismatches != verdict.mismatches
+        walked.append(result)
+    return walked
+
+
+# ------------------------------------------------------------------ in the parent
+
+
+class Budget(NamedTuple):
+    """When to stop: after so many windows, or so many seconds from the first of them."""
+
+    windows_max: int | None
+    time_max: float | None
+
+
+def lots(plans: Sequence[Plan], seed: int, budget: Budget, device: Device) -> Iterator[Lot]:
+    """What to run, without end unless there is a budget of windows.
+
+    The configuration with the fewest windows is always next, so all have about the same share.
+    """
+    planned, numbers = [0] * len(plans), [0] * len(plans)
+    limit = budget.windows_max
+    while limit is None or sum(planned) < limit:
+        at = planned.index(min(planned))
+        first, goal = numbers[at], planned[at] + LOT_WINDOWS[device]
+        while planned[at] < goal and (limit is None or sum(planned) < limit):
+            planned[at] += windows(history(plans[at], seed, numbers[at]))
+            numbers[at] += 1
+        yield Lot(plans[at], at, tuple(range(first, numbers[at])))
+
+
+class Campaign:
+    """Runs lots and adds up what comes of them, in the order in which they were planned."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        device: Device,
+        seed: int,
+        budget: Budget,
+        run_dir: Path,
+        workers: int | None = None,
+    ) -> None:
+        self.plans, self.budget, self.run_dir = plans, budget, run_dir
+        self.device, self.seed = device, seed
+        count = workers or min(_cores(), WORKERS_MAX[device])
+        self.report = Report(
+            targets=list(dict.fromkeys(plan.target for plan in plans)),
+            device=device,
+            seed=seed,
+            workers=count,
+            configurations=[Tally(plan.target, str(plan.setup)) for plan in plans],
+        )
+        context = multiprocessing.get_context("spawn")
+        self.clock = Clock(context)
+        self.orders = Orders(device, seed, budget.time_max, self.clock)
+        # One thread of linear algebra a worker: the workers are the parallelism.
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(variable, "1")
+        self.pool = ProcessPoolExecutor(count, context, _start_worker, (self.orders,))
+        self.findings: dict[tuple[str, str, str], Finding] = {}
+
+    def run(self, on_progress: Callable[[Report, int, float], None]) -> Report:
+        """Run to the end of the budget; `on_progress` hears (report, windows, seconds) often."""
+        report = self.report
+        try:
+            with self.pool:
+                try:
+                    self._compile(on_progress)
+                    self._walk(on_progress)
+                except BaseException:
+                    self.pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        except BrokenProcessPool:
+            report.inconclusive.append(
+                "a worker process died, taking the histories it was walking with it: "
+                "run again with --workers 1 to see which"
+            )
+        self._conclude()
+        return report
+
+    def _compile(self, on_progress: Callable[[Report, int, float], None]) -> None:
+        """Build every target, and on a GPU compile every configuration, before the clock starts."""
+        plans = list(self.plans) if self.device == "cuda" else _first_of_each_target(self.plans)
+        futures = [self.pool.submit(_warm_up, plan) for plan in plans]
+        for plan, future in zip(plans, futures, strict=True):
+            while not future.done():
+                self._pause(future, on_progress)
+            identity, seconds = future.result()
+            self.report.identities[plan.target] = identity
+            self.report.configurations[self.plans.index(plan)].compile_seconds = round(seconds, 3)
+
+    def _walk(self, on_progress: Callable[[Report, int, float], None]) -> None:
+        todo = lots(self.plans, self.seed, self.budget, self.device)
+        flying: deque[Future[list[Walked]]] = deque()
+        while True:
+            while len(flying) < 4 * self.report.workers and not self.orders.out_of_time():
+                lot = next(todo, None)
+                if lot is None:
+                    break
+                flying.append(self.pool.submit(_walk_lot, lot))
+            if not flying:
+                return
+            if not flying[0].done():
+                self._pause(flying[0], on_progress)
+                continue
+            for walked in flying.popleft().result():
+                self._add(walked)
+
+    def _pause(
+        self, future: Future[Any], on_progress: Callable[[Report, int, float], None]
+    ) -> None:
+        try:
+            future.exception(timeout=POLL_SECONDS)
+        except TimeoutError:
+            on_progress(self.report, self.clock.windows.value, self.clock.elapsed())
+
+    def _add(self, walked: Walked) -> None:
+        report, verdict = self.report, walked.verdict
+        tally = report.configurations[walked.configuration]
+        for counts in (report, tally):
+            counts.windows += verdict.windows
+            counts.histories += 1
+            counts.mismatches += bool(verdict.mismatches)
+            _raise_to(counts.largest, verdict.largest)
+        for total, part in (
+            (report.situations, verdict.situations),
+            (report.compared, verdict.compared),
+            (report.skipped, verdict.skipped),
+            (report.seconds, verdict.seconds),
+        ):
+            total.update(Counter(total) + Counter(part))
+        report.elapsed = round(self.clock.elapsed(), 3)
+        if walked.failure is not None:
+            self._found(walked.failure, walked)
+
+    def _found(self, failure: Trace, walked: Walked) -> None:
+        """Write the failure unless enough of its kind are there."""
+        first = walked.verdict.mismatches[0]
+        key = (failure.target or "", first.check, first.symptom)
+        known = self.findings.get(key)
+        if known is not None:
+            known.histories += 1
+            known.flaky &= walked.flaky
+            if known.histories > KEPT_MAX:
+                return
+        path = failures.write(failure, walked.verdict.mismatches, self.run_dir)
+        if known is None:
+            self.findings[key] = Finding(
+                target=key[0],
+                check=first.check,
+                symptom=first.symptom,
+                histories=1,
+                sentence=first.sentence(),
+                trace=str(path),
+                reproduce=failures.reproduce(path, failure.target),
+                flaky=walked.flaky,
+            )
+        self.report.findings = list(self.findings.values())
+
+    def _conclude(self) -> None:
+        """What the run leaves open."""
+        report = self.report
+        reachable = set().union(*(reachable_situations(plan.setup) for plan in self.plans))
+        report.missed = sorted(reachable - set(report.situations))
+        report.situations = dict(sorted(report.situations.items()))
+        report.seconds = {part: round(s, 3) for part, s in sorted(report.seconds.items())}
+        if report.missed and not report.mismatches:
+            report.inconclusive.append(
+                f"{len(report.missed)} reachable situations were not reached "
+                f"({', '.join(report.missed)}): give it more time or windows"
+            )
+        if any(finding.flaky for finding in report.findings):
+            report.inconclusive.append(
+                "a failure did not repeat: the target's results depend on more than its inputs"
+            )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _first_of_each_target(plans: Sequence[Plan]) -> list[Plan]:
+    first = {}
+    for plan in plans:
+        first.setdefault(plan.target, plan)
+    return list(first.values())
+
+
+def _raise_to(largest: dict[str, float], seen: dict[str, float]) -> None:
+    for check, ratio in seen.items():
+        largest[check] = max(largest.get(check, 0.0), ratio)

@@ -1,0 +1,403 @@
+"""The command line.
+
+Exit codes: 0 agree, 1 mismatch, 2 usage or bad input, 3 inconclusive, 70 internal error.
+Results go to standard output, progress and complaints to standard error; `--json` prints exactly
+one object on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ringfold import __version__
+from ringfold.fuzz import explain as explaining
+from ringfold.fuzz import failures
+from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.configurations import configurations, rows
+from ringfold.fuzz.generate import Plan
+from ringfold.fuzz.replay import Outcome, Replayed
+from ringfold.fuzz.replay import replay as replay_trace
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.targets import registry, wheels
+from ringfold.fuzz.targets.interpreter import DtypeError
+from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget
+from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
+from ringfold.fuzz.trace import TraceError, load
+from ringfold.sim.setup import ACTIVATIONS, Geometry, SetupError
+
+AGREE: Final = 0
+MISMATCH: Final = 1
+USAGE: Final = 2
+INCONCLUSIVE: Final = 3
+INTERNAL: Final = 70
+STOPPED: Final = 130
+
+USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
+"""ClickException, be it Click's or the copy that newer releases of Typer bring along."""
+
+STEPS: Final = {"cpu": 30, "cuda": 24}
+"""Steps of a random history."""
+TIME_MAX_DEFAULT: Final = 60.0
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+app = typer.Typer(
+    help="Is a ReplaySSM implementation of Gated DeltaNet decoding right? "
+    "If not, what is the smallest history that shows it?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+targets_app = typer.Typer(
+    help="List the implementations that can be tested, or add one.", rich_markup_mode=None
+)
+app.add_typer(targets_app, name="targets")
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output.")
+]
+OnDevice = Annotated[
+    str, typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"ringfold {__version__}")
+        raise typer.Exit
+
+
+# ------------------------------------------------------------------ fuzz
+
+
+@app.command()
+def fuzz(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="What to test; see `ringfold targets`. [sim]"),
+    ] = None,
+    device: OnDevice = "cpu",
+    seed: Annotated[int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)] = 0,
+    max_time: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Stop after so many seconds from the first window on. [60]"),
+    ] = None,
+    max_windows: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many row-windows.")
+    ] = None,
+    geometry: Annotated[
+        str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")
+    ] = None,
+    ring: Annotated[int | None, typer.Option(help="Ring length L, a power of two.")] = None,
+    window: Annotated[int | None, typer.Option(help="Longest window T.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="|".join(ACTIVATIONS), help="Activations and records.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
+    ] = None,
+    run_dir: Annotated[
+        Path, typer.Option(help="Where failures/ and report.json go.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Walk many histories on each target and compare it with the oracle after every operation."""
+    on = _device(device)
+    names = targets or ["sim"]
+    shape = _geometry(geometry)
+    if dtype is not None and dtype not in ACTIVATIONS:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype")
+    plans = []
+    for name in names:
+        target = registry.resolve(name, on)
+        for setup in configurations(
+            target.dialect.name,
+            on,
+            geometry=shape,
+            ring=ring,
+            window=window,
+            dtype=dtype,
+            bfloat16=name.startswith("sim"),
+        ):
+            plans.append(Plan(setup, name, target.operations, rows(setup, on), STEPS[on]))
+    if max_time is None and max_windows is None:
+        max_time = TIME_MAX_DEFAULT
+    budget = Budget(max_windows, max_time)
+    campaign = Campaign(plans, on, seed, budget, run_dir, workers)
+    with _progress() as progress:
+        task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
+
+        def show(report: Report, windows: int, elapsed: float) -> None:
+            progress.update(
+                task,
+                description=f"{', '.join(names)} on {on}: {windows} row-windows, "
+                f"{windows / elapsed if elapsed else 0.0:.0f} a second, "
+                f"{report.mismatches} histories with a mismatch",
+            )
+
+        report = campaign.run(show)
+    failures.write_json(run_dir / "report.json", report)
+    if as_json:
+        _print_json(report)
+    else:
+        _show_report(report)
+    raise typer.Exit(MISMATCH if report.mismatches else INCONCLUSIVE if report.inconclusive else AGREE)
+
+
+def _show_report(report: Report) -> None:
+    table = Table("situation", "visits", title=None, box=None, pad_edge=False)
+    for name, visits in report.situations.items():
+        table.add_row(name, str(visits))
+    out.print(table)
+    out.print()
+    checks = Table("check", "comparisons", "largest error / allowed", box=None, pad_edge=False)
+    for name, count in report.compared.items():
+        largest = report.largest.get(name)
+        bitwise = name in ("exactness", "frame", "cursors")
+        checks.add_row(name, str(count), "bitwise" if bitwise else f"{largest or 0.0:.3g}")
+    out.print(checks)
+    out.print()
+    spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
+    out.print(f"Time of {report.workers} workers: {spent}.")
+    for finding in report.findings:
+        out.print()
+        more = f" (in {finding.histories} histories)" if finding.histories > 1 else ""
+        flaky = " It did not repeat." if finding.flaky else ""
+        out.print(f"{finding.target}: {finding.sentence}{flaky}{more}", markup=False)
+        out.print(finding.reproduce, markup=False)
+    for reason in report.inconclusive:
+        out.print(f"inconclusive: {reason}", markup=False)
+    verdict = (
+        f"{report.mismatches} of {report.histories} histories show a mismatch"
+        if report.mismatches
+        else f"no mismatch in {report.histories} histories"
+    )
+    out.print()
+    out.print(
+        f"{', '.join(report.targets)} on {report.device}, seed {report.seed}: {verdict}; "
+        f"{report.windows} row-windows in {report.elapsed:.0f} s, "
+        f"{len(report.configurations)} configurations.",
+        markup=False,
+    )
+
+
+# ------------------------------------------------------------------ replay
+
+
+@app.command()
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Trace files, or folders of them.")
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="Walk this target in place of the recorded one.")
+    ] = None,
+    device: OnDevice = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Walk kept traces again: FIXED, FAILED, AGREES, MISSING (its target) or ERROR (the file)."""
+    on = _device(device)
+    paths = [found for path in traces for found in _trace_files(path)]
+    replayed = []
+    with _progress() as progress:
+        task = progress.add_task("replaying", total=len(paths))
+        for path in paths:
+            progress.update(task, description=f"replaying {path}", advance=1)
+            replayed.append(replay_trace(path, target, on))
+    if as_json:
+        _print_json({"traces": replayed})
+    else:
+        for one in replayed:
+            _show_replayed(one)
+    outcomes = {one.outcome for one in replayed}
+    raise typer.Exit(
+        MISMATCH
+        if Outcome.FAILED in outcomes
+        else USAGE
+        if Outcome.ERROR in outcomes
+        else INCONCLUSIVE
+        if Outcome.MISSING in outcomes
+        else AGREE
+    )
+
+
+def _show_replayed(one: Replayed) -> None:
+    on = f" on {one.target}" if one.target else ""
+    out.print(f"{one.outcome.value:7} {one.trace}{on}: {one.account}", markup=False)
+    for mismatch in one.mismatches[1:]:
+        out.print(f"        {mismatch.sentence()}", markup=False)
+    if one.changed:
+        out.print(f"      > {one.changed}", markup=False)
+
+
+def _trace_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*.json"))
+    traces = [p for p in found if p.name != "report.json"]
+    if not traces:
+        raise TraceError(f"{path}: holds no trace (*.json): name a trace or a folder of them")
+    return traces
+
+
+# ------------------------------------------------------------------ explain
+
+
+@app.command()
+def explain(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print a history as a table: a row an operation, with cursors and ring rows drawn in text."""
+    history = load(trace)
+    lines = explaining.explain(history)
+    if as_json:
+        _print_json({"trace": str(trace), "setup": history.setup, "operations": list(lines)})
+        return
+    out.print(f"{trace}: {history.setup}", markup=False)
+    out.print(
+        f"payload: seed {history.payload.seed}, {history.payload.profile}; "
+        "ring rows: . dead, # live, f folded by the verify in flight, w window in flight",
+        markup=False,
+    )
+    table = Table("", "operation", "request", "", "pos", "base", "flush", "ring", box=None, pad_edge=False)
+    for line in lines:
+        number = f"{line.number}" + (f" ({line.iteration})" if line.iteration else "")
+        cells = [number, line.operation]
+        for lane in line.lanes or [None]:
+            row = (
+                ["", "", "", "", "", ""]
+                if lane is None
+                else [
+                    str(lane.request),
+                    lane.did,
+                    str(lane.write_pos),
+                    str(lane.cache_base),
+                    str(lane.is_flush),
+                    lane.ring,
+                ]
+            )
+            table.add_row(*map(Text, (*cells, *row)))
+            cells = ["", ""]
+        if line.failed:
+            table.add_row("", f"^ here: {', '.join(line.failed)}", *[""] * 6, style="bold red")
+    out.print(table, markup=False)
+
+
+# ------------------------------------------------------------------ targets
+
+
+@targets_app.callback(invoke_without_command=True)
+def targets_list(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the implementations that can be tested, what is missing and what to type."""
+    if context.invoked_subcommand is not None:
+        return
+    listed = registry.listed()
+    if as_json:
+        _print_json({"targets": [row._asdict() for row in listed]})
+        return
+    table = Table("target", "", "about", box=None, pad_edge=False)
+    for row in listed:
+        table.add_row(row.name, f"missing: {row.remedy}" if row.remedy else "here", row.about)
+    out.print(table, markup=False)
+
+
+@targets_app.command("add")
+def targets_add(
+    release: Annotated[str, typer.Argument(metavar="sglang==VERSION", help="A release to fetch.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a release's wheel into the cache; nothing of it is installed."""
+    with _progress() as progress:
+        progress.add_task(f"fetching {release}", total=None)
+        wheel = wheels.add(release)
+    if as_json:
+        _print_json({"release": wheel.release, "path": str(wheel.path), "sha256": wheel.sha256})
+        return
+    out.print(f"{wheel.release} is here: {wheel.path}", markup=False)
+    out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}", markup=False)
+
+
+# ------------------------------------------------------------------ shared
+
+
+def _device(name: str) -> Device:
+    if name == "cpu":
+        return "cpu"
+    if name != "cuda":
+        raise typer.BadParameter(f"{name!r} is neither cpu nor cuda", param_hint="--device")
+    try:
+        import torch
+    except ImportError:
+        raise MissingTarget("--device cuda needs torch: pip install 'ringfold[kernels]'") from None
+    if not torch.cuda.is_available():
+        raise MissingTarget("--device cuda: torch sees no CUDA device here; use --device cpu")
+    return "cuda"
+
+
+def _geometry(text: str | None) -> Geometry | None:
+    if text is None:
+        return None
+    try:
+        H, HV, K, V = (int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not four integers H,HV,K,V such as 1,2,32,32", param_hint="--geometry"
+        ) from None
+    return Geometry(H, HV, K, V)
+
+
+def _progress() -> Progress:
+    """A display on standard error, gone when the work is done; plain when that is no terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.encode(value).decode())
+
+
+def _fail(code: int, message: str, as_json: bool) -> NoReturn:
+    if as_json:
+        _print_json({"error": message, "exit": code})
+    err.print(f"ringfold: {message}", markup=False)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Run the command line, with every error as one sentence and its exit code."""
+    as_json = "--json" in sys.argv[1:]
+    try:
+        code = app(standalone_mode=False)
+    except USAGE_ERRORS as error:
+        _fail(USAGE, error.format_message(), as_json)
+    except (SetupError, TraceError, UnknownTarget, ReleaseError, DtypeError) as error:
+        _fail(USAGE, str(error), as_json)
+    except (MissingTarget, WheelError) as error:
+        _fail(INCONCLUSIVE, str(error), as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(STOPPED, "stopped", as_json)
+    except Exception as error:  # noqa: BLE001 - the last resort: say so, and where
+        traceback.print_exc()
+        _fail(INTERNAL, f"internal error, please report it: {error!r}", as_json)
+    sys.exit(code)

@@ -1,0 +1,116 @@
+"""Which geometries, rings and dtypes a run covers: pairwise, so that any two values meet once.
+
+Compiling takes seconds a configuration on a GPU, and the interpreter's time grows with the size of
+a head, so each device has its own values. What the caller fixes is fixed; the rest is combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from allpairspy import AllPairs
+
+from ringfold.fuzz.target import Device
+from ringfold.sim.setup import Dtypes, Geometry, Setup
+
+Heads = tuple[int, int]  # H, HV
+Dims = tuple[int, int]  # K, V
+Ring = tuple[int, int]  # L, T
+
+
+class Values(NamedTuple):
+    """What each parameter may be; the first of each makes the configuration that comes first."""
+
+    heads: Sequence[Heads]
+    dims: Sequence[Dims]
+    rings: Sequence[Ring]
+    dtypes: Sequence[str]
+    layers: Sequence[int]
+
+
+ON_CPU: Final = Values(
+    heads=((1, 2), (1, 1), (2, 4), (1, 3)),
+    dims=((32, 32), (32, 16), (48, 32), (64, 24)),
+    rings=((8, 2), (16, 4), (8, 4), (16, 3)),
+    dtypes=("float32", "float16"),
+    layers=(1, 2),
+)
+ON_CUDA: Final = Values(
+    heads=((2, 4), (1, 8), (3, 3), (2, 6)),
+    dims=((128, 128), (64, 96), (256, 32), (32, 256), (80, 64), (96, 80)),
+    rings=((16, 4), (8, 2), (64, 8), (32, 6)),
+    dtypes=("bfloat16", "float32", "float16"),
+    layers=(1, 2),
+)
+
+BATCH_ELEMENTS_MAX: Final = 2**21
+"""State elements in a batch: float64 copies of them are what the oracle walks."""
+BATCH_ROWS_MAX: Final = {"cpu": 3, "cuda": 64}
+"""A row more costs the interpreter as much as a batch more, and a GPU nothing."""
+
+
+def rows(setup: Setup, device: Device) -> int:
+    """How many rows a batch of this setup has at most."""
+    g = setup.geometry
+    elements = setup.layers * g.value_heads * g.key_dim * g.value_dim
+    return max(2, min(BATCH_ROWS_MAX[device], BATCH_ELEMENTS_MAX // elements))
+
+
+def configurations(
+    dialect: str,
+    device: Device,
+    *,
+    geometry: Geometry | None = None,
+    ring: int | None = None,
+    window: int | None = None,
+    dtype: str | None = None,
+    bfloat16: bool = False,
+) -> list[Setup]:
+    """Setups to run, the plainest first.
+
+    Args:
+        dialect: the target's.
+        device: decides the values to combine.
+        geometry, ring, window, dtype: fixed by the caller.
+        bfloat16: whether the target computes it on the CPU, as the simulator does.
+
+    Raises:
+        SetupError: what is fixed can't be combined, such as a ring under two windows.
+    """
+    values = ON_CPU if device == "cpu" else ON_CUDA
+    dtypes = (*values.dtypes, "bfloat16") if bfloat16 and device == "cpu" else values.dtypes
+    parameters: list[list[Any]] = [
+        [(geometry.heads, geometry.value_heads)] if geometry else list(values.heads),
+        [(geometry.key_dim, geometry.value_dim)] if geometry else list(values.dims),
+        _rings(values.rings, ring, window),
+        [dtype] if dtype else list(dtypes),
+        list(values.layers),
+    ]
+    setups = []
+    for (H, HV), (K, V), (L, T), name, layers in AllPairs(parameters):
+        setup = Setup(
+            dialect=dialect,
+            geometry=Geometry(H, HV, K, V),
+            ring=L,
+            window=T,
+            slots=2,
+            layers=layers,
+            dtypes=Dtypes(activation=name, record=name, state="float32"),
+        )
+        # One slot more than a batch has rows: somebody is always left out. Slot 0 is padding.
+        setups.append(msgspec.structs.replace(setup, slots=rows(setup, device) + 2))
+    return setups
+
+
+def _rings(values: Sequence[Ring], ring: int | None, window: int | None) -> list[Ring]:
+    """Pairs (L, T) with what is fixed; a value that is free adapts to the one that is not."""
+    if ring is not None and window is not None:
+        return [(ring, window)]
+    if ring is not None:
+        return sorted({(ring, max(1, min(T, ring // 2))) for _, T in values}, reverse=True)
+    if window is not None:
+        shortest = 1 << (2 * window - 1).bit_length()
+        return sorted({(max(L, shortest), window) for L, _ in values})
+    return list(values)

@@ -1,0 +1,137 @@
+"""A history as a person reads it: a row an operation, with the cursors and the ring drawn in text.
+
+The protocol alone is walked; no target runs. One character stands for each physical ring row:
+
+    .  dead        #  a live record        w  a window in flight
+    f  folded by the verify in flight; the cursors still claim it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from ringfold.fuzz.ledger import Entry, Ledger
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Fork,
+    Free,
+    Idle,
+    Operation,
+    Place,
+    Trace,
+    Verify,
+    unroll,
+)
+from ringfold.sim.cursors import Cursors
+from ringfold.sim.dialects import DIALECTS, physical
+from ringfold.sim.setup import Setup
+
+
+class Lane(msgspec.Struct):
+    """One request after an operation."""
+
+    request: int
+    did: str
+    """What the operation did to it, such as `3 of 4 kept`."""
+    write_pos: int
+    cache_base: int
+    is_flush: int
+    ring: str
+
+
+class Line(msgspec.Struct):
+    """One operation."""
+
+    number: int
+    iteration: int
+    operation: str
+    lanes: list[Lane]
+    failed: list[str] = []
+    """Checks that were recorded as failing here."""
+
+
+def explain(trace: Trace) -> Iterator[Line]:
+    """The history, operation by operation."""
+    setup, dialect = trace.setup, DIALECTS[trace.setup.dialect]
+    ledger = Ledger(setup, dialect)
+    flights: dict[int, Verify] = {}
+    failed: dict[int, list[str]] = {}
+    for seen in trace.seen:
+        failed.setdefault(int(str(seen.get("operation", -1))), []).append(str(seen.get("check")))
+    for number, (operation, iteration) in enumerate(unroll(trace.operations)):
+        text, touched = _apply(operation, ledger, flights, setup)
+        lanes = [
+            _lane(request, did, ledger.entries[request], setup)
+            for request, did in touched
+            if request in ledger.entries
+        ]
+        yield Line(number, iteration, text, lanes, list(dict.fromkeys(failed.get(number, []))))
+
+
+def _apply(
+    operation: Operation, ledger: Ledger, flights: dict[int, Verify], setup: Setup
+) -> tuple[str, list[tuple[int, str]]]:
+    """Move the ledger; returns the operation in words, and what it did to which request."""
+    match operation:
+        case Admit(request=request):
+            ledger.admit(request, _seat(request))
+            return f"admit {request}", [(request, "seated")]
+        case Place(request=request, base=base, records=records, flush=flush):
+            ledger.admit(request, _seat(request))
+            ledger.entries[request].cursors = Cursors(records, base, int(flush))
+            return f"place {request}", [(request, f"seated with {records} records")]
+        case Fork(request=request, source=source):
+            ledger.admit(request, _seat(request))
+            return f"fork {request} from {source}", [(request, "seated")]
+        case Free(request=request):
+            ledger.free(request)
+            return f"free {request}", []
+        case Verify(tag=tag, rows=rows, lengths=lengths):
+            flights[tag] = operation
+            did = []
+            for request, length in zip(rows, lengths, strict=True):
+                if request is not None:
+                    folds = ledger.verify(request, length)
+                    did.append((request, f"window of {length}" + (", folds" if folds else "")))
+            return f"verify {_batch(rows)} (tag {tag})", did
+        case Commit(tag=tag, accepted=accepted, bound=bound):
+            verify = flights.pop(tag)
+            did = []
+            for request, length, n in zip(verify.rows, verify.lengths, accepted, strict=True):
+                if request is not None and n is not None:
+                    ledger.commit(request, n, bound or setup.window)
+                    did.append((request, f"{n} of {length} kept"))
+            return f"commit (tag {tag})", did
+        case Decode(rows=rows):
+            real = [row for row in rows if row is not None]
+            for request in real:
+                ledger.verify(request, 1)
+                ledger.commit(request, 1, setup.window)
+            return f"decode {_batch(rows)}", [(request, "1 token") for request in real]
+        case Idle(rows=count):
+            return f"idle, {count} padding rows", []
+        case _:
+            raise AssertionError(f"unroll yields no {type(operation).__name__}")
+
+
+def _lane(request: int, did: str, entry: Entry, setup: Setup) -> Lane:
+    cursors, L = entry.cursors, setup.ring
+    rows = np.full(L, ".")
+    history = np.arange(cursors.write_pos)
+    rows[physical(cursors.cache_base, history, L)] = "f" if entry.folded else "#"
+    window = cursors.write_pos + np.arange(entry.pending)
+    rows[physical(cursors.cache_base, window, L)] = "w"
+    return Lane(request, did, *cursors, "".join(rows))
+
+
+def _batch(rows: Iterable[int | None]) -> str:
+    return "[" + " ".join("-" if row is None else str(row) for row in rows) + "]"
+
+
+def _seat(request: int) -> dict[str, int]:
+    return {"slot": request, "request": request}

@@ -1,0 +1,75 @@
+"""Failures on disk: `failures/<symptom>-<12 hex>/`, each with its trace and the line to replay it.
+
+The name derives from the content, so the same failing history gets the same name everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.trace import Symptom, Trace, digest, save
+
+FOLDER: Final = "failures"
+TRACE: Final = "trace.json"
+ACCOUNT: Final = "mismatch.txt"
+
+
+def as_failure(trace: Trace, mismatches: list[Mismatch], identity: dict[str, str]) -> Trace:
+    """`trace` up to the operation that failed, with what was seen and what a replay must find."""
+    end = 1 + max(m.operation for m in mismatches)
+    whole = any(m.iteration for m in mismatches)  # inside a repeat, operations don't line up
+    symptoms = dict.fromkeys((m.check, m.symptom) for m in mismatches)
+    return msgspec.structs.replace(
+        trace,
+        operations=trace.operations if whole else trace.operations[:end],
+        identity=identity,
+        expected=tuple(Symptom(check=check, symptom=symptom) for check, symptom in symptoms),
+        seen=tuple(msgspec.to_builtins(m) for m in mismatches),
+    )
+
+
+def write(failure: Trace, mismatches: list[Mismatch], run_dir: Path) -> Path:
+    """Save a failure under `run_dir`; returns the path of its trace."""
+    folder = run_dir / FOLDER / f"{slug(mismatches[0])}-{digest(failure)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / TRACE
+    save(failure, path)
+    lines = [m.sentence() for m in mismatches]
+    write_text(folder / ACCOUNT, "\n".join([*lines, "", reproduce(path, failure.target), ""]))
+    return path
+
+
+def reproduce(path: Path, target: str | None) -> str:
+    """The line that replays a trace."""
+    command = ["ringfold", "replay", str(path)]
+    if target is not None:
+        command += ["--target", target]
+    return "reproduce: " + shlex.join(command)
+
+
+def slug(mismatch: Mismatch) -> str:
+    """A symptom as a file name."""
+    words = re.sub(r"[^a-z0-9]+", "-", mismatch.symptom.lower()).strip("-")
+    return f"{mismatch.check}-{words}"[:60].rstrip("-")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=".", delete=False, encoding="utf-8"
+    ) as part:
+        part.write(text)
+    os.replace(part.name, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same for JSON."""
+    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
