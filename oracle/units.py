@@ -97,7 +97,7 @@ def rebase(units: Units, state: Values) -> Units:
 def round_state(units: Units, state: Values, eps: float, smallest: float = 0.0) -> Units:
     """After storing the state [..., HV, V, K] in a narrower type.
 
-    `eps` is the type's relative rounding (2^-9 for bfloat16, 2^-11 for float16), `smallest` half of
+    `eps` is the type's relative rounding (2^-8 for bfloat16, 2^-11 for float16), `smallest` half of
     its smallest subnormal, which every entry may be off by (2^-25 for float16; that of bfloat16
     lies below the floor).
     """
@@ -179,14 +179,18 @@ def output_limit(
     output: Array,
     eps_dot: float,
     eps_cast: float,
-    floor: float = FLOOR,
+    floor: float | Array = FLOOR,
 ) -> Array:
     """What each output [..., T, HV, V] may be off by.
 
     q [..., T, HV] is the 2-norm of the query as the recurrence consumes it; error and mass are R
-    and W after each token; output is the true one. `eps_dot` is the relative rounding of a dot
-    product's operands (2^-24 for ieee, 2^-10 for tf32), `eps_cast` that of the output's type, and
-    `floor` what that type loses where it underflows (2^-25 for float16).
+    and W after each token; output is the true one. `eps_dot` is the relative rounding of all that
+    is multiplied on the way to an output, `eps_cast` that of the output's type, and `floor` what
+    that type loses where it underflows (2^-25 for float16).
+
+    An output rebuilt from records passes two dot products, scores = k.q and then scores.u, so four
+    operands are rounded: `eps_dot` is 4 * 2^-24 for ieee dots and 4 * 2^-10 for truncated tf32,
+    whose errors all point the same way. With near-duplicate keys and q = k, 2.5 of the 4 were seen.
     """
     q = q[..., None]
     # A query below the smallest normal loses digits itself: FLOOR * mass.
