@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import Phase, settings
 
-from ringfold.fuzz.targets.interpreter import set_device_mode
+from ringfold.fuzz.targets.interpreter import fast_interpreter, set_device_mode
 
 # Failures are kept as traces of our own, and a shared machine is no place for deadlines.
 settings.register_profile(
@@ -42,3 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(pytestconfig: pytest.Config) -> str:
     """The device that tests of kernels put their tensors on."""
     return str(pytestconfig.getoption("--device"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_kernels() -> Iterator[None]:
+    """Interpret kernels faster in every module of tests but the one that compares the two."""
+    with fast_interpreter() if "triton" in sys.modules else nullcontext():
+        yield

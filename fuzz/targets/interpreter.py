@@ -80,16 +80,13 @@ def fast_interpreter() -> Iterator[None]:
     """Interpret kernels faster within this context; without effect where they are compiled.
 
     Where the installed Triton's functions are not the known ones they stay in place, and a
-    `SlowInterpreterWarning` names them. NumPy's warnings about overflow and NaN inside a kernel
-    are silenced: what comes out is judged, and on a GPU nothing would be said either.
+    `SlowInterpreterWarning` names them.
     """
     global _inside  # noqa: PLW0603 - what is seated is global to Triton too
     if _inside or not interpreted():
         yield
         return
     with ExitStack() as seated:
-        seated.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "", RuntimeWarning, r"triton\.runtime\.interpreter")
         _seat(seated)
         _inside = True
         seated.callback(_leave)

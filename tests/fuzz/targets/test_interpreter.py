@@ -12,7 +12,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -23,6 +22,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 from ringfold.fuzz.targets import fast_triton, interpreter, wheels
 from ringfold.fuzz.targets.interpreter import (
@@ -146,6 +146,13 @@ def assert_same_bits(stock: Memory, fast: Memory) -> None:
             fast[name].numpy().view(f"i{tensor.itemsize}"),
             err_msg=name,
         )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_kernels() -> None:
+    """Triton's own interpreter unless a test says otherwise, whatever ran before this module."""
+    interpreter._forever.close()
+    assert all(getattr(one.owner, one.name) is one.stock for one in fast_triton.STAND_INS)
 
 
 @pytest.fixture(scope="module")
@@ -281,11 +288,17 @@ class TestSeating:
 
         assert python(script) == "True ringfold.fuzz.targets.fast_triton"
 
-    def test_overflow_in_a_kernel_is_no_warning(self) -> None:
-        """Kernels overflow and meet NaN as they please."""
-        with warnings.catch_warnings(), fast_interpreter():
-            warnings.filterwarnings("error", category=RuntimeWarning, module="ringfold")
-            run_everything()
+    @pytest.mark.filterwarnings("error")
+    def test_nan_in_a_kernel_is_no_warning(self) -> None:
+        """Kernels overflow and meet NaN as they please; Triton's own interpreter warns of it."""
+        x, out = torch.tensor([torch.inf, -torch.inf]), torch.zeros(1)
+
+        with pytest.raises(InterpreterError, match="RuntimeWarning"):
+            total[(1,)](x, out)
+        with fast_interpreter():
+            total[(1,)](x, out)
+
+        assert out.isnan().all()
 
 
 class TestModes:
@@ -358,6 +371,12 @@ def double(x, out):
     at = tl.arange(0, 4)
     value = tl.load(x + at)
     tl.store(out + at, value + value)
+
+
+@triton.jit
+def total(x, out):
+    """The sum of two numbers."""
+    tl.store(out + tl.arange(0, 1), tl.sum(tl.load(x + tl.arange(0, 2)), axis=0))
 
 
 def python(script: str) -> str:
