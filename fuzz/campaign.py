@@ -39,6 +39,9 @@ LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
 WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
 
 POLL_SECONDS: Final = 0.2
+REPORT: Final = "report.json"
+REPORT_SECONDS: Final = 5.0
+"""How often the report so far is written."""
 
 
 class Lot(NamedTuple):
@@ -247,10 +250,13 @@ class Campaign:
         device: Device,
         seed: int,
         budget: Budget,
-        run_dir: Path,
+        run_dir: Path | None,
         workers: int | None = None,
     ) -> None:
-        self.plans, self.budget, self.run_dir = plans, budget, run_dir
+        self.plans, self.budget = plans, budget
+        self.run_dir = run_dir or Path()
+        self.report_path = run_dir / REPORT if run_dir else None
+        self.written = 0.0
         self.device, self.seed = device, seed
         count = workers or min(_cores(), WORKERS_MAX[device])
         self.report = Report(
@@ -285,8 +291,16 @@ class Campaign:
                 "a worker process died, taking the histories it was walking with it: "
                 "run again with --workers 1 to see which"
             )
+        except KeyboardInterrupt:
+            report.inconclusive.append("stopped by hand")
         self._conclude()
+        self._write()
         return report
+
+    def _write(self) -> None:
+        self.written = time.monotonic()
+        if self.report_path is not None:
+            failures.write_json(self.report_path, self.report)
 
     def _compile(self, on_progress: Callable[[Report, int, float], None]) -> None:
         """Build every target, and on a GPU compile every configuration, before the clock starts."""
@@ -315,6 +329,8 @@ class Campaign:
                 continue
             for walked in flying.popleft().result():
                 self._add(walked)
+            if time.monotonic() - self.written > REPORT_SECONDS:
+                self._write()
 
     def _pause(
         self, future: Future[Any], on_progress: Callable[[Report, int, float], None]

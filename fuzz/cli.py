@@ -21,7 +21,6 @@ from rich.text import Text
 
 from ringfold import __version__
 from ringfold.fuzz import explain as explaining
-from ringfold.fuzz import failures
 from ringfold.fuzz.campaign import Budget, Campaign, Report
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.generate import Plan
@@ -112,8 +111,9 @@ def fuzz(
         int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
     ] = None,
     run_dir: Annotated[
-        Path, typer.Option(help="Where failures/ and report.json go.")
-    ] = Path(),
+        Path | None,
+        typer.Option(help="Where failures/ goes, and then report.json too. [this folder]"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Walk many histories on each target and compare it with the oracle after every operation."""
@@ -125,7 +125,7 @@ def fuzz(
     plans = []
     for name in names:
         target = registry.resolve(name, on)
-        for setup in configurations(
+        setups = configurations(
             target.dialect.name,
             on,
             geometry=shape,
@@ -133,8 +133,14 @@ def fuzz(
             window=window,
             dtype=dtype,
             bfloat16=name.startswith("sim"),
-        ):
-            plans.append(Plan(setup, name, target.operations, rows(setup, on), STEPS[on]))
+        )
+        visited = set()  # one directed history for each protocol, since heads don't move cursors
+        for setup in setups:
+            directed = (setup.ring, setup.window) not in visited
+            visited.add((setup.ring, setup.window))
+            plans.append(
+                Plan(setup, name, target.operations, rows(setup, on), STEPS[on], directed)
+            )
     if max_time is None and max_windows is None:
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)
@@ -151,7 +157,6 @@ def fuzz(
             )
 
         report = campaign.run(show)
-    failures.write_json(run_dir / "report.json", report)
     if as_json:
         _print_json(report)
     else:

@@ -39,7 +39,6 @@ def as_failure(trace: Trace, mismatches: list[Mismatch], identity: dict[str, str
 def write(failure: Trace, mismatches: list[Mismatch], run_dir: Path) -> Path:
     """Save a failure under `run_dir`; returns the path of its trace."""
     folder = run_dir / FOLDER / f"{slug(mismatches[0])}-{digest(failure)}"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / TRACE
     save(failure, path)
     lines = [m.sentence() for m in mismatches]
@@ -63,6 +62,7 @@ def slug(mismatch: Mismatch) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=".", delete=False, encoding="utf-8"
     ) as part:

@@ -33,7 +33,7 @@ from ringfold.sim.setup import Setup
 from ringfold.sim.situations import directed_steps
 
 DIRECTED: Final = 0
-"""Number of the directed history; the random ones follow."""
+"""Number of the directed history, where a plan has one; the random ones follow."""
 
 SLOW: Final = "slow-decay"
 """Strong forgetting hides a lifecycle bug within a step or two, so the directed history decays
@@ -51,6 +51,8 @@ class Plan(NamedTuple):
     """Most rows in a batch."""
     steps: int
     """Steps of a random history."""
+    directed: bool
+    """Whether history 0 is the directed one; else all are random."""
 
 
 def history(plan: Plan, seed: int, number: int) -> Trace:
@@ -58,7 +60,7 @@ def history(plan: Plan, seed: int, number: int) -> Trace:
     # One word each for the run, the history and what the drawing is for.
     random = np.random.Generator(np.random.Philox(key=[seed, number]))
     payload_seed = int(random.integers(2**32))
-    if number == DIRECTED:
+    if plan.directed and number == DIRECTED:
         profile, operations = SLOW, tuple(_directed(plan))
     else:
         names = sorted(PROFILES)

@@ -91,7 +91,7 @@ class PooledTarget(ABC):
         import triton
 
         on = torch.cuda.get_device_name() if self.device == "cuda" else "cpu (interpreter)"
-        return {"torch": torch.__version__, "triton": triton.__version__, "device": on}
+        return {"torch": str(torch.__version__), "triton": triton.__version__, "device": on}
 
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
         """Allocate the pool and the parameters for `setup`; refuse dtypes that can't run here."""
