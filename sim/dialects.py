@@ -61,10 +61,13 @@ RING_CURSORS = (
     Buffer("cache_base", ("slot",), "position"),
     Buffer("is_flush", ("slot",), "flag"),
 )
-RINGS = (
+OUTPUT_RINGS = (
     Buffer("d", ("layer", "slot", "value_head", "ring", "v"), "record"),
     Buffer("k", ("layer", "slot", "head", "ring", "k"), "record"),
     Buffer("g", ("layer", "slot", "value_head", "ring"), "gate"),
+)
+RINGS = (
+    *OUTPUT_RINGS,
     Buffer("rawv", ("layer", "slot", "value_head", "ring", "v"), "record"),
     Buffer("rawk", ("layer", "slot", "head", "ring", "k"), "record"),
     Buffer("beta", ("layer", "slot", "value_head", "ring"), "gate"),
@@ -98,6 +101,30 @@ def represented_by_ring(memory: Memory, cursors: Cursors, setup: Setup) -> NDArr
     updates = Updates(np.zeros_like(k), k, v, records("g"), records("beta"))
     state = memory["checkpoint"].astype(np.float64)
     return scan(state, updates, lengths=np.asarray(cursors.write_pos))[1]
+
+
+def represented_by_deltas(memory: Memory, cursors: Cursors, setup: Setup) -> NDArray[np.float64]:
+    """The state that checkpoint and stored deltas stand for, arguments as `represented_by_ring`.
+
+    exp(G[n]) checkpoint + sum over records c of exp(G[n] - G[c]) outer(d[c], k[c]), where G is the
+    running sum of g: whatever was wrong with a delta is part of the state.
+    """
+    L, count = setup.ring, np.asarray(cursors.write_pos)
+    positions = np.arange(int(np.max(count, initial=0)))
+    at = physical(np.asarray(cursors.cache_base)[:, None], positions, L)  # [row, T]
+    rows, live = np.arange(at.shape[0])[:, None], positions < count[:, None]
+
+    def records(name: str) -> NDArray[np.float64]:  # [layer, row, heads, T, ...], dead ones zero
+        found = np.moveaxis(memory[name][:, rows, :, at].astype(np.float64), 2, 0)
+        found[:, ~live] = 0.0
+        return found.swapaxes(2, 3)
+
+    g = records("g")
+    total = g.sum(-1, keepdims=True)
+    k = records("k").repeat(setup.geometry.group, axis=2)
+    d = records("d") * np.exp(total - g.cumsum(-1))[..., None]
+    state = memory["checkpoint"].astype(np.float64)
+    return np.asarray(np.exp(total)[..., None] * state + d.swapaxes(-1, -2) @ k)
 
 
 def represented_by_checkpoint(
@@ -153,4 +180,19 @@ RING_DIALECT = Dialect(
     bitwise_fold=True,
 )
 
-DIALECTS: Mapping[str, Dialect] = {d.name: d for d in (SNAPSHOTS_DIALECT, RING_DIALECT)}
+OPEN_LOOP_DIALECT = Dialect(
+    name="open-loop",
+    buffers=(CHECKPOINT, *OUTPUT_RINGS, *RING_CURSORS),
+    has_ring=True,
+    folds_at_verify=True,
+    verify_writes=tuple(ring.name for ring in OUTPUT_RINGS),
+    commit_writes=tuple(cursor.name for cursor in RING_CURSORS),
+    raw_records=(),
+    represents=("checkpoint", "d", "k", "g"),
+    represented=represented_by_deltas,
+    bitwise_fold=False,
+)
+
+DIALECTS: Mapping[str, Dialect] = {
+    d.name: d for d in (SNAPSHOTS_DIALECT, RING_DIALECT, OPEN_LOOP_DIALECT)
+}

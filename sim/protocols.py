@@ -8,12 +8,15 @@ from typing import Final
 from numpy.typing import ArrayLike
 
 from ringfold.sim.machine import Machine
+from ringfold.sim.open_loop import OpenLoop
 from ringfold.sim.precision import EXACT, Arithmetic
 from ringfold.sim.ring import Ring
 from ringfold.sim.setup import Setup
 from ringfold.sim.snapshots import Snapshots
 
-MACHINES: Final[Mapping[str, type[Machine]]] = {m.dialect.name: m for m in (Snapshots, Ring)}
+MACHINES: Final[Mapping[str, type[Machine]]] = {
+    m.dialect.name: m for m in (Snapshots, Ring, OpenLoop)
+}
 
 
 def machine(

@@ -219,13 +219,16 @@ class Ring(Machine):
         real = np.arange(self.setup.window) < batch.lengths[:, None]
         row, t = np.nonzero(real & self.fits(position))
         at = self.window_rows(cursors, position)[row, t]
-        fields = {"d": d, "k": k, "rawv": window.v, "rawk": window.k}
-        fields |= {"g": window.g, "beta": window.beta}
-        for name, values in fields.items():
+        for name, values in self.kept(window, d, k).items():
             memory, heads = self.memory[name], np.arange(values.shape[2])
             memory[:, batch.slots[row][:, None], heads, at[:, None]] = values[
                 :, row[:, None], heads, t[:, None]
             ]
+
+    def kept(self, window: Window, d: Array, k: Array) -> dict[str, Array]:
+        """What a token's record is made of, [layer, row, heads, T, ...] by buffer."""
+        outputs = {"d": d, "k": k, "g": window.g}
+        return outputs | {"rawv": window.v, "rawk": window.k, "beta": window.beta}
 
     def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
         """Records [layer, row, heads, L, ...] at ring rows `at` [row, L]; zero where not `live`."""

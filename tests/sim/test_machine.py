@@ -172,7 +172,7 @@ class Walk:
 
     def store(self, at: Ints, *, at_verify: bool) -> None:
         """A checkpoint that was just written was rounded once more."""
-        if at_verify != (self.setup.dialect == "ring"):
+        if at_verify != self.machine.dialect.folds_at_verify:
             return
         if at_verify:
             at = at[self.machine.memory["is_flush"][at] != 0]
@@ -208,7 +208,7 @@ class Walk:
         live[free] = False
         slot, at = np.nonzero(~live)
         row = physical(base[slot], at, setup.ring)
-        for name in ("d", "k", "g", "rawv", "rawk", "beta"):
+        for name in (b.name for b in self.machine.dialect.buffers if "ring" in b.axes):
             heads = np.arange(memory[name].shape[2])
             memory[name][:, slot[:, None], heads, row[:, None]] = np.nan
 
@@ -269,7 +269,7 @@ class Walk:
         assert not np.isnan(off).any()
 
 
-@pytest.mark.parametrize("dialect", ["ring", "snapshots"])
+@pytest.mark.parametrize("dialect", ["ring", "snapshots", "open-loop"])
 @pytest.mark.parametrize(
     "changes",
     [
