@@ -52,11 +52,6 @@ def like(values: NDArray[Any], array: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(values)).to(array.device, array.dtype)
 
 
-def copy(array: Any) -> Any:
-    """A copy on the same device."""
-    return array.clone() if is_torch(array) else array.copy()
-
-
 def native(index: Index, array: Any) -> Index:
     """`index` with its integer arrays where `array` lives."""
     if not is_torch(array):
@@ -86,24 +81,6 @@ def fill(array: Any, index: Index, value: float) -> None:
     array[native(index, array)] = value
 
 
-def bits(array: Any) -> Any:
+def bits(array: NDArray[Any]) -> NDArray[Any]:
     """The same memory seen as integers of the same width."""
-    if not is_torch(array):
-        return array.view(f"i{array.dtype.itemsize}")
-    import torch
-
-    widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return array.view(widths[array.element_size()])
-
-
-def changed(before: Any, after: Any) -> Any:
-    """Boolean array: where the bits differ."""
-    return bits(before) != bits(after)
-
-
-def where(mask: Any) -> NDArray[np.int64]:
-    """Indices [n, axes] of the true elements."""
-    if not is_torch(mask):
-        return np.argwhere(mask)
-    found: NDArray[np.int64] = mask.nonzero().cpu().numpy()
-    return found
+    return array.view(f"i{array.dtype.itemsize}")

@@ -37,6 +37,9 @@ LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
 """Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
 
 WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
+ABREAST: Final = {"cpu": 4, "cuda": 0.4}
+"""Lots in flight for each worker. All compile at once, but processes that share a GPU take turns:
+with 16 of them an operation waited longer for its turn than it ran."""
 
 POLL_SECONDS: Final = 0.2
 REPORT: Final = "report.json"
@@ -317,7 +320,7 @@ class Campaign:
         todo = lots(self.plans, self.seed, self.budget, self.device)
         flying: deque[Future[list[Walked]]] = deque()
         while True:
-            while len(flying) < 4 * self.report.workers and not self.orders.out_of_time():
+            while len(flying) < max(1, ABREAST[self.device] * self.report.workers) and not self.orders.out_of_time():
                 lot = next(todo, None)
                 if lot is None:
                     break

@@ -154,10 +154,12 @@ def gates(
     """Stored gates are the recurrence's, within rounding."""
     mask = np.broadcast_to(live[None, :, :, None], g.shape)
     scale = exp_A + np.abs(updates.log_decay)
+    # exp as a power of two rounds its exponent, and near beta = 0 that exponent is ln beta.
+    exponent = 1.0 - np.log(np.maximum(updates.beta, TINY))
     judged = []
     for name, got, expected, limit in (
         ("g", g, updates.log_decay, GATE_ROUNDINGS * UNIT * scale + TINY),
-        ("beta", beta, updates.beta, GATE_ROUNDINGS * UNIT * updates.beta + TINY),
+        ("beta", beta, updates.beta, GATE_ROUNDINGS * UNIT * exponent * updates.beta + TINY),
     ):
         seen = got.astype(np.float64)
         with np.errstate(invalid="ignore"):

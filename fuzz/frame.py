@@ -1,4 +1,4 @@
-"""Which memory an operation may touch, which is alive, and what became of the rest.
+"""Which memory an operation may touch, which is dead, and what became of the rest.
 
 A `Region` names elements of a buffer by integer arrays over some of its axes, walked together, so
 one region covers any number of (slot, ring row) pairs. Everything here works from axis names and
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays
-from ringfold.fuzz.target import View
+from ringfold.fuzz.target import Target
+from ringfold.sim.dialects import Buffer
 
 Dead = Literal["leave", "garbage", "nan"]
 Region = Mapping[str, NDArray[np.int64]]
@@ -34,45 +35,61 @@ class Change(NamedTuple):
     elements: int
 
 
-def index(view: View, region: Region) -> arrays.Index:
-    """`region` as an index into the view's array."""
-    return tuple(region.get(axis, slice(None)) for axis in view.buffer.axes)
+def index(buffer: Buffer, region: Region) -> arrays.Index:
+    """`region` as an index into an array of `buffer`."""
+    return tuple(region.get(axis, slice(None)) for axis in buffer.axes)
 
 
-class Frame:
-    """What every buffer held before an operation."""
+class Mirror:
+    """A target's memory on the host, as it was before and after its last operation.
 
-    def __init__(self, views: Mapping[str, View]) -> None:
-        self.before = {name: arrays.copy(view.array) for name, view in views.items()}
+    Everything is judged here: one copy a buffer and operation is all that a device has to send.
+    """
 
-    def changes(
-        self, views: Mapping[str, View], allowed: Mapping[str, Iterable[Region]]
-    ) -> Iterator[Change]:
-        """Bits that changed outside `allowed`, one finding a buffer."""
-        for name, view in views.items():
-            before = self.before[name]
-            mask = arrays.changed(before, view.array)
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.now: dict[str, NDArray[Any]] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Copy every buffer; what was there becomes what was there before."""
+        self.before = self.now
+        views = self.target.views()
+        self.buffers = {name: view.buffer for name, view in views.items()}
+        self.now = {name: arrays.to_numpy(view.array) for name, view in views.items()}
+
+    def take(self, name: str, region: Region) -> NDArray[Any]:
+        """Elements of a buffer as they are now."""
+        taken: NDArray[Any] = self.now[name][index(self.buffers[name], region)]
+        return taken
+
+    def changes(self, allowed: Mapping[str, Iterable[Region]]) -> Iterator[Change]:
+        """Bits that the last operation changed outside `allowed`, one finding a buffer."""
+        for name, buffer in self.buffers.items():
+            before, after = self.before[name], self.now[name]
+            mask = arrays.bits(before) != arrays.bits(after)
             for region in allowed.get(name, ()):
-                arrays.fill(mask, index(view, region), False)
-            if not bool(mask.any()):
+                mask[index(buffer, region)] = False
+            if not mask.any():
                 continue
-            found = arrays.where(mask)
-            first: tuple[Any, ...] = tuple(int(i) for i in found[0])
+            found = np.argwhere(mask)
+            first = tuple(int(i) for i in found[0])
             yield Change(
                 name,
-                dict(zip(view.buffer.axes, first, strict=True)),
+                dict(zip(buffer.axes, first, strict=True)),
                 float(before[first]),
-                float(view.array[first]),
+                float(after[first]),
                 len(found),
             )
 
-
-def poison(views: Mapping[str, View], dead: Mapping[str, Iterable[Region]], how: Dead) -> None:
-    """Fill dead memory as the trace says. Cursors are never dead: a stale one is history."""
-    if how == "leave":
-        return
-    for name, regions in dead.items():
-        view = views[name]
-        value = float("nan") if how == "nan" else GARBAGE[view.buffer.role]
-        for region in regions:
-            arrays.fill(view.array, index(view, region), value)
+    def poison(self, dead: Mapping[str, Iterable[Region]], how: Dead) -> None:
+        """Fill dead memory, there and here. Cursors are never dead: a stale one is history."""
+        if how == "leave":
+            return
+        views = self.target.views()
+        for name, regions in dead.items():
+            buffer = self.buffers[name]
+            value = float("nan") if how == "nan" else GARBAGE[buffer.role]
+            for region in regions:
+                arrays.fill(views[name].array, index(buffer, region), value)
+                self.now[name][index(buffer, region)] = value

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays, checks
 from ringfold.fuzz.checks import Finding, Judged, eps, tiny
-from ringfold.fuzz.frame import Frame, Region, index
+from ringfold.fuzz.frame import Mirror, Region
 from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
@@ -51,6 +51,8 @@ class Judge:
         self.ledger, self.truth = ledger, truth
         self.dialect = target.dialect
         self.position = Position(0, "open", 0, 0)
+        self.mirror: Mirror
+        """The target's memory; the walk opens it."""
         self.mismatches: list[Mismatch] = []
         self.unproven: set[Request] = set()
         """Requests whose next fold proves nothing about bits: their records were placed."""
@@ -97,10 +99,9 @@ class Judge:
             return
         requests = list(self.ledger.entries)
         expected = self.ledger.cursors(requests)
-        views = self.target.views()
-        seats = self.ledger.seats(requests, "slot")
+        slots: Region = {"slot": self.ledger.seats(requests, "slot")}
         for name, right in expected._asdict().items():
-            got = arrays.take(views[name].array, (seats,)).astype(np.int64)
+            got = self.mirror.take(name, slots).astype(np.int64)
             self._count("cursors")
             wrong = np.flatnonzero(got != right)
             if wrong.size:
@@ -118,12 +119,12 @@ class Judge:
         """Check 4: raw records bit for bit, derived ones within rounding."""
         if not self.dialect.has_ring or not window.requests:
             return
-        live, views = window.live, self.target.views()
+        live = window.live
         region = self.ledger.window(window.requests)["ring"]
 
         def stored(name: str) -> NDArray[Any]:  # [layer, row, T, heads(, width)]
             # A slice parts the slot and ring indices, so their common axis comes first.
-            packed = arrays.take(views[name].array, index(views[name], region))
+            packed = self.mirror.take(name, region)
             padded = np.zeros((packed.shape[1], *live.shape, *packed.shape[2:]), packed.dtype)
             padded[:, live] = np.moveaxis(packed, 0, 1)
             return padded
@@ -143,10 +144,10 @@ class Judge:
         ):
             self._judged("records", judged, window.requests, axes, rows)
 
-    def frame(self, before: Frame, allowed: Mapping[str, Iterable[Region]]) -> None:
+    def frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
         """Check 5: nothing else has changed, bit for bit."""
         self._count("frame")
-        for change in before.changes(self.target.views(), allowed):
+        for change in self.mirror.changes(allowed):
             self._mismatch(
                 "frame",
                 f"{change.buffer} changed where this operation may not write",
@@ -164,9 +165,10 @@ class Judge:
         """
         if self.twin is None or not requests:
             return False
-        mine, slots = self._checkpoint(self.target, requests)
-        other, seats = self._checkpoint(self.twin, requests)
-        got, expected = arrays.take(mine, slots), arrays.take(other, seats)
+        got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "slot")})
+        other = self.twin.views()["checkpoint"].array
+        seats = (slice(None), np.array([self.twin.seat(r)["slot"] for r in requests], np.int64))
+        expected = arrays.take(other, seats)
         proven = np.array([r not in self.unproven for r in requests])
         finding = checks.same_bits(
             "exactness",
@@ -197,17 +199,9 @@ class Judge:
 
     def represented(self, requests: Sequence[Request]) -> NDArray[np.float64]:
         """What the target's memory stands for, [layer, row, HV, V, K]."""
-        slots = self.ledger.seats(requests, "slot")
-        memory = {
-            name: arrays.take(view.array, (slice(None), slots))
-            for name, view in self.target.views().items()
-            if name in self.dialect.represents
-        }
+        slots: Region = {"slot": self.ledger.seats(requests, "slot")}
+        memory = {name: self.mirror.take(name, slots) for name in self.dialect.represents}
         return self.dialect.represented(memory, self.ledger.lagging(requests), self.setup)
-
-    def _checkpoint(self, target: Target, requests: Sequence[Request]) -> tuple[Any, arrays.Index]:
-        slots = np.array([target.seat(r)["slot"] for r in requests], np.int64)
-        return target.views()["checkpoint"].array, (slice(None), slots)
 
     # Reporting.
 

@@ -53,7 +53,7 @@ def place(
     }
     for name, values in records.items():  # [layer, token, heads(, width)]
         # A slice parts the slot and ring indices, so their common axis comes first.
-        arrays.put(views[name].array, index(views[name], at), np.moveaxis(values, 1, 0))
+        arrays.put(views[name].array, index(views[name].buffer, at), np.moveaxis(values, 1, 0))
     for name, value in cursors._asdict().items():
         arrays.fill(views[name].array, (seat["slot"],), int(value))
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz.frame import Dead, Frame, Region, poison
+from ringfold.fuzz.frame import Dead, Mirror, Region
 from ringfold.fuzz.judge import Judge, Position
 from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.checks import eps
@@ -116,6 +116,7 @@ class Walk:
             self.target.open(self.setup, self.parameters)
             if self.twin is not None:
                 self.twin.open(self.setup, self.parameters)
+        self.mirror = self.judge.mirror = Mirror(self.target)
         done, complete = 0, True
         for operation, iteration in unroll(self.trace.operations):
             if self.out_of_time():
@@ -179,20 +180,18 @@ class Walk:
     # Operations.
 
     def _seat(self, request: Request, state: NDArray[np.float32]) -> None:
-        before = self._frame()
         self._call(lambda target: target.admit(request, state))
         self.ledger.admit(request, self.target.seat(request))
         self.truth.admit(request, state.astype(np.float64))
-        self._judge_frame(before, self.ledger.admit_may_write(request))
+        self._judge_frame(self.ledger.admit_may_write(request))
         self.judge.cursors()
 
     def _free(self, request: Request) -> None:
         if request in self.unseated:
             self.unseated.remove(request)
             return
-        before = self._frame()
         self._call(lambda target: target.free(request))
-        self._judge_frame(before, {})
+        self._judge_frame({})
         self.ledger.free(request)
         self.truth.free(request)
         self.judge.unproven.discard(request)
@@ -201,11 +200,10 @@ class Walk:
         if source in self.unseated:
             self.unseated.add(request)
             return
-        before = self._frame()
         self._call(lambda target: target.fork(request, source))
         self.ledger.admit(request, self.target.seat(request))
         self.truth.fork(request, source)
-        self._judge_frame(before, self.ledger.admit_may_write(request))
+        self._judge_frame(self.ledger.admit_may_write(request))
         self.judge.cursors()
         self.judge.state([request, source])
 
@@ -218,6 +216,7 @@ class Walk:
         window = self._window([request], [count], inputs)
         cursors = Cursors(count, operation.base, int(operation.flush))
         place(self.target, request, cursors, state, inputs, window.updates)
+        self._look()
         self.ledger.entries[request].cursors = cursors
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
@@ -250,12 +249,11 @@ class Walk:
             return
         inputs = self._inputs(rows, ones, operation.tag, operation.profile)
         window = self._window(rows, ones, inputs)
-        before = self._frame()
         outputs = self._call(lambda target: target.decode(rows, inputs))
         self._count(window)
         self._judge_outputs(outputs, rows, ones, window)
         self._advance(window, window.lengths, self.setup.window)
-        self._judge_frame(before, self.ledger.commit_may_write(window.requests))
+        self._judge_frame(self.ledger.commit_may_write(window.requests))
         self._judge_stored(window.requests)
 
     def _step(
@@ -267,7 +265,6 @@ class Walk:
 
     def _verify_batch(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
         window = self._window(rows, lengths, inputs)
-        before = self._frame()
         outputs = self._call(lambda target: target.verify(rows, lengths, inputs))
         self._count(window)
         folded = [
@@ -276,7 +273,7 @@ class Walk:
             if self.ledger.verify(request, int(length))
         ]
         self._judge_outputs(outputs, rows, lengths, window)
-        self._judge_frame(before, self.ledger.verify_may_write(window.requests))
+        self._judge_frame(self.ledger.verify_may_write(window.requests))
         with self._timed("checks"):
             self.judge.records(window, inputs, lengths)
             levelled = self.judge.exactness(folded)
@@ -290,11 +287,10 @@ class Walk:
     ) -> None:
         counts = np.array([accepted[i] for i in window.batch_rows], np.int64)
         self._visit(window, counts, padding=len(rows) - len(window.requests))
-        before = self._frame()
         self._call(lambda target: target.commit(rows, accepted, bound))
         self.steps += 1
         self._advance(window, counts, bound)
-        self._judge_frame(before, self.ledger.commit_may_write(window.requests))
+        self._judge_frame(self.ledger.commit_may_write(window.requests))
         self.judge.cursors()
         if "checkpoint" in self.dialect.commit_writes:
             moved = [r for r, n in zip(window.requests, counts, strict=True) if n > 0]
@@ -313,9 +309,15 @@ class Walk:
                 verb(self.twin)
         with self._timed("target"):
             try:
-                return verb(self.target)
+                result = verb(self.target)
             except Exception as error:
                 raise _TargetRaised from error
+        self._look()
+        return result
+
+    def _look(self) -> None:
+        with self._timed("copy"):
+            self.mirror.look()
 
     def _inputs(
         self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
@@ -368,15 +370,12 @@ class Walk:
             if found := int(np.sum(situation.holds(step))):
                 self.situations[situation.name] += found
 
-    def _frame(self) -> Frame:
-        with self._timed("checks"):
-            return Frame(self.target.views())
-
     def _poison(self, how: Dead) -> None:
         """Fill dead memory; after a frame finding with finite garbage, lest it hide the rest."""
         if how == "nan" and self.judge.mismatches:
             how = "garbage"
-        poison(self.target.views(), self.ledger.dead(), how)
+        with self._timed("poison"):
+            self.mirror.poison(self.ledger.dead(), how)
 
     # Judging.
 
@@ -387,9 +386,9 @@ class Walk:
             owners = np.repeat([row is not None for row in rows], lengths)
             self.judge.outputs(outputs, owners, window)
 
-    def _judge_frame(self, before: Frame, allowed: Mapping[str, Iterable[Region]]) -> None:
+    def _judge_frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
         with self._timed("checks"):
-            self.judge.frame(before, allowed)
+            self.judge.frame(allowed)
 
     def _judge_state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
         with self._timed("checks"):
