@@ -69,11 +69,8 @@ class Ring(Machine):
         """Move the cursors by the table; see `Machine.commit`."""
         batch = self.batch(slots, accepted)
         self.require_bound(bound)
-        before = self.cursors(batch.slots)
-        moved = table.commit(
-            before, self.accepted(batch.lengths), self.setup.ring, bound, self.rules
-        )
-        self.write_cursors(batch.slots, moved._replace(is_flush=self.flag(moved.write_pos, bound)))
+        moved = self.moved(self.cursors(batch.slots), self.accepted(batch.lengths), bound)
+        self.write_cursors(batch.slots, moved)
 
     def decode(self, slots: ArrayLike, tokens: Tokens) -> Array:
         """A window of one with one accepted."""
@@ -91,6 +88,11 @@ class Ring(Machine):
     def accepted(self, counts: Ints) -> Ints:
         """Tokens that join the committed history, the bonus token included."""
         return counts
+
+    def moved(self, before: Cursors, counts: Ints, bound: int) -> Cursors:
+        """Cursors after a commit of `counts` tokens: by the table, the flag by `flag`."""
+        after = table.commit(before, counts, self.setup.ring, bound, self.rules)
+        return after._replace(is_flush=self.flag(after.write_pos, bound))
 
     def flag(self, write_pos: Any, bound: int) -> Any:
         """Whether the next verify folds."""
@@ -113,8 +115,8 @@ class Ring(Machine):
         """[row, T] ring rows that the window's records go to."""
         return np.asarray(self.physical(cursors.cache_base[:, None], position))
 
-    def fits(self, position: Ints) -> Mask:
-        """Positions that a verify may write: a ring's length from the base, no further."""
+    def fits(self, cursors: Cursors, position: Ints) -> Mask:
+        """[row, T] what a verify may write: a ring's length from the base, no further."""
         return np.asarray(position < self.setup.ring)
 
     # ------------------------------------------------------------------ rules of the fold
@@ -193,7 +195,7 @@ class Ring(Machine):
 
         G = self.running_gates(window.g)  # [layer, row, HV, T]
         beta, faded = window.beta[..., None], np.exp(G)[..., None]
-        between = np.exp(np.where(self.causal(), G[..., :, None] - G[..., None, :], 0))
+        between = self.decay_between(G)
         A = np.where(self.strictly_causal(), beta * between * inner[..., T:, :], 0)
         F = np.where(self.causal(), between * inner[..., :T, :], 0)
         d = inverse(A) @ (beta * (window.v - faded * held[..., T:, :]))
@@ -202,6 +204,10 @@ class Ring(Machine):
     def running_gates(self, g: Array) -> Array:
         """Log decay from the window's start up to and with each token."""
         return g.cumsum(-1)
+
+    def decay_between(self, G: Array) -> Array:
+        """[..., T, T] what is left at token i of what token j wrote; without meaning for j > i."""
+        return np.asarray(np.exp(np.where(self.causal(), G[..., :, None] - G[..., None, :], 0)))
 
     def causal(self) -> Mask:
         """[T, T] whether token i reads what token j wrote."""
@@ -217,7 +223,7 @@ class Ring(Machine):
         """Write the window's records behind the history."""
         position = self.window_position(cursors)
         real = np.arange(self.setup.window) < batch.lengths[:, None]
-        row, t = np.nonzero(real & self.fits(position))
+        row, t = np.nonzero(real & self.fits(cursors, position))
         at = self.window_rows(cursors, position)[row, t]
         for name, values in self.kept(window, d, k).items():
             memory, heads = self.memory[name], np.arange(values.shape[2])

@@ -7,7 +7,7 @@ that a ring replaces, and the twin that a ring's folded checkpoint must equal bi
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ringfold.oracle.gdn import Tokens
 from ringfold.sim import recurrence
@@ -35,9 +35,8 @@ class Snapshots(Machine):
         """Copy one snapshot a row; see `Machine.commit`."""
         batch = self.batch(slots, accepted)
         self.require_bound(bound)
-        some = batch.lengths > 0
-        at = batch.slots[some]
-        step = self.committed_step(batch.lengths[some])
+        moves = self.moves(batch.lengths)
+        at, step = batch.slots[moves], self.committed_step(batch.lengths[moves])
         self.store_checkpoint(at, self.memory["snapshots"][:, self.places(at), step])
 
     @as_hardware_does
@@ -56,6 +55,10 @@ class Snapshots(Machine):
     def places(self, slots: Ints) -> Ints:
         """Where each request keeps its snapshots: here its slot is also its place."""
         return slots
+
+    def moves(self, accepted: Ints) -> NDArray[np.bool_]:
+        """Rows whose checkpoint a commit replaces: those that keep a token."""
+        return accepted > 0
 
     def committed_step(self, accepted: Ints) -> Ints:
         """The token whose snapshot becomes the checkpoint, bonus token included."""
