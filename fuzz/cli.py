@@ -12,17 +12,16 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ringfold import __version__
 from ringfold.fuzz import explain as explaining
 from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.configurations import configurations, rows
+from ringfold.fuzz.console import AsJson, err, out, print_json, progress_display
 from ringfold.fuzz.generate import Plan
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
@@ -48,9 +47,6 @@ STEPS: Final = {"cpu": 30, "cuda": 24}
 """Steps of a random history."""
 TIME_MAX_DEFAULT: Final = 60.0
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
-
 app = typer.Typer(
     help="Is a ReplaySSM implementation of Gated DeltaNet decoding right? "
     "If not, what is the smallest history that shows it?",
@@ -63,10 +59,8 @@ targets_app = typer.Typer(
     help="List the implementations that can be tested, or add one.", rich_markup_mode=None
 )
 app.add_typer(targets_app, name="targets")
+app.command()(memory)
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output.")
-]
 OnDevice = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them.")
 ]
@@ -145,7 +139,7 @@ def fuzz(
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)
     campaign = Campaign(plans, on, seed, budget, run_dir, workers)
-    with _progress() as progress:
+    with progress_display() as progress:
         task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
 
         def show(report: Report, windows: int, elapsed: float) -> None:
@@ -158,7 +152,7 @@ def fuzz(
 
         report = campaign.run(show)
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
         _show_report(report)
     raise typer.Exit(MISMATCH if report.mismatches else INCONCLUSIVE if report.inconclusive else AGREE)
@@ -219,13 +213,13 @@ def replay(
     on = _device(device)
     paths = [found for path in traces for found in _trace_files(path)]
     replayed = []
-    with _progress() as progress:
+    with progress_display() as progress:
         task = progress.add_task("replaying", total=len(paths))
         for path in paths:
             progress.update(task, description=f"replaying {path}", advance=1)
             replayed.append(replay_trace(path, target, on))
     if as_json:
-        _print_json({"traces": replayed})
+        print_json({"traces": replayed})
     else:
         for one in replayed:
             _show_replayed(one)
@@ -272,7 +266,7 @@ def explain(
     history = load(trace)
     lines = explaining.explain(history)
     if as_json:
-        _print_json({"trace": str(trace), "setup": history.setup, "operations": list(lines)})
+        print_json({"trace": str(trace), "setup": history.setup, "operations": list(lines)})
         return
     out.print(f"{trace}: {history.setup}", markup=False)
     out.print(
@@ -314,7 +308,7 @@ def targets_list(context: typer.Context, as_json: AsJson = False) -> None:
         return
     listed = registry.listed()
     if as_json:
-        _print_json({"targets": [row._asdict() for row in listed]})
+        print_json({"targets": [row._asdict() for row in listed]})
         return
     table = Table("target", "", "about", box=None, pad_edge=False)
     for row in listed:
@@ -328,11 +322,11 @@ def targets_add(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a release's wheel into the cache; nothing of it is installed."""
-    with _progress() as progress:
+    with progress_display() as progress:
         progress.add_task(f"fetching {release}", total=None)
         wheel = wheels.add(release)
     if as_json:
-        _print_json({"release": wheel.release, "path": str(wheel.path), "sha256": wheel.sha256})
+        print_json({"release": wheel.release, "path": str(wheel.path), "sha256": wheel.sha256})
         return
     out.print(f"{wheel.release} is here: {wheel.path}", markup=False)
     out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}", markup=False)
@@ -367,24 +361,9 @@ def _geometry(text: str | None) -> Geometry | None:
     return Geometry(H, HV, K, V)
 
 
-def _progress() -> Progress:
-    """A display on standard error, gone when the work is done; plain when that is no terminal."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=err,
-        transient=True,
-    )
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.encode(value).decode())
-
-
 def _fail(code: int, message: str, as_json: bool) -> NoReturn:
     if as_json:
-        _print_json({"error": message, "exit": code})
+        print_json({"error": message, "exit": code})
     err.print(f"ringfold: {message}", markup=False)
     sys.exit(code)
 

@@ -1,0 +1,1 @@
+"""Commands that need the simulator alone, one a module; `ringfold.fuzz.cli` registers them."""
