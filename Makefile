@@ -27,18 +27,30 @@ help:  ## Print this list
 env: $(STAMP)  ## Make .venv and install ringfold into it (nothing is fetched while it is current)
 
 # The stamp holds a digest of what decides the environment, so that touching a file changes nothing.
-DIGEST := $(shell { echo $(CURDIR) $(PYTHON); cat pyproject.toml constraints.txt; } | sha256sum | cut -c1-64)
+NEEDS := $(shell { $(PYTHON) -VV; cat pyproject.toml constraints.txt; } | sha256sum | cut -c1-12)
+DIGEST := $(NEEDS) $(CURDIR)
 ifneq ($(DIGEST),$(shell cat $(STAMP) 2>/dev/null))
 .PHONY: $(STAMP)
 endif
 
-$(STAMP):
+# What pip fetched stays in the user's cache, so that the next checkout needs no network.
+CACHE := $(or $(RINGFOLD_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ringfold)
+HOUSE := $(CACHE)/wheelhouse/$(NEEDS)
+FROM_HOUSE := --quiet --no-index --find-links $(HOUSE) --constraint constraints.txt
+
+$(HOUSE):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "Fetching the versions of constraints.txt into $(HOUSE): a few minutes the first time."
+	rm -rf $(HOUSE).part
+	$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); q = p["project"]; print("\n".join(p["build-system"]["requires"] + q["dependencies"] + q["optional-dependencies"]["kernels"] + q["optional-dependencies"]["dev"]))' \
+	  | $(PYTHON) -m pip download --quiet --dest $(HOUSE).part --constraint constraints.txt --requirement /dev/stdin
+	mv $(HOUSE).part $(HOUSE)
+
+$(STAMP): | $(HOUSE)
 	rm -rf $(VENV)
-	@echo "Installing the versions of constraints.txt into $(VENV): a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --constraint constraints.txt setuptools
-	$(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[kernels,dev]'
+	$(PY) -m pip install $(FROM_HOUSE) setuptools
+	$(PY) -m pip install $(FROM_HOUSE) --no-build-isolation --editable '.[kernels,dev]'
 	@echo $(DIGEST) > $@
 
 # Tests that drive SGLang's kernels are skipped, and say so, where the wheel cannot be had.
@@ -58,6 +70,6 @@ lint: env  ## Check style with ruff
 types: env  ## Check types with mypy --strict
 	$(PY) -m mypy
 
-clean:  ## Remove the environment and every cache in the checkout
+clean:  ## Remove the environment and everything made in the checkout (the user's cache stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .benchmarks .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
