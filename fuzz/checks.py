@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 from ringfold.fuzz.arrays import DTYPES, bits
 from ringfold.fuzz.mismatch import Check
 from ringfold.oracle.gdn import Updates
-from ringfold.oracle.units import FLOOR, TINY, UNIT, Trail, Units, output_limit, sizes, state_limit
-from ringfold.oracle.units import ulp_distance
+from ringfold.oracle.units import (
+    FLOOR,
+    TINY,
+    UNIT,
+    Trail,
+    Units,
+    output_limit,
+    sizes,
+    state_limit,
+    ulp_distance,
+)
 
 Array = NDArray[np.float64]
 
@@ -144,41 +153,43 @@ def state(
     return Judged(judged.seen, finding)
 
 
-def gates(
-    g: NDArray[Any],  # stored, [layer, row, T, HV]
-    beta: NDArray[Any],
+def gate(
+    name: str,  # g or beta
+    got: NDArray[Any],  # stored, [layer, row, T, HV]
     updates: Updates,
     exp_A: Array,  # [layer, 1, 1, HV]
     live: NDArray[np.bool_],
-) -> list[Judged]:
-    """Stored gates are the recurrence's, within rounding."""
-    mask = np.broadcast_to(live[None, :, :, None], g.shape)
-    scale = exp_A + np.abs(updates.log_decay)
-    # exp as a power of two rounds its exponent, and near beta = 0 that exponent is ln beta.
-    exponent = 1.0 - np.log(np.maximum(updates.beta, TINY))
-    judged = []
-    for name, got, expected, limit in (
-        ("g", g, updates.log_decay, GATE_ROUNDINGS * UNIT * scale + TINY),
-        ("beta", beta, updates.beta, GATE_ROUNDINGS * UNIT * exponent * updates.beta + TINY),
-    ):
-        seen = got.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(seen - expected)
-        judged.append(
-            judge("records", f"a stored {name} is not the gate", seen, expected, error, limit, mask)
-        )
-    return judged
+) -> Judged:
+    """A stored gate is the recurrence's, within rounding."""
+    if name == "g":
+        expected = updates.log_decay
+        scale = exp_A + np.abs(expected)
+    else:
+        expected = updates.beta
+        # exp as a power of two rounds its exponent, and near beta = 0 that exponent is ln beta.
+        scale = (1.0 - np.log(np.maximum(expected, TINY))) * expected
+    limit = GATE_ROUNDINGS * UNIT * scale + TINY
+    seen = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(seen - expected)
+    mask = np.broadcast_to(live[None, :, :, None], got.shape)
+    return judge("records", f"a stored {name} is not the gate", seen, expected, error, limit, mask)
 
 
 def keys(
     got: NDArray[Any],  # stored normalised keys [layer, row, T, H, K]
+    low: NDArray[Any] | None,  # what rounding cut off them, where that is kept too
     expected: Array,
     live: NDArray[np.bool_],
 ) -> Judged:
     """Stored keys are the normalised ones, within rounding of the record's dtype."""
     dtype = got.dtype.name
-    limit = (eps(dtype) + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR
     seen = got.astype(np.float64)
+    rounding = eps(dtype)
+    if low is not None:
+        seen = seen + low.astype(np.float64)
+        rounding = rounding**2
+    limit = (rounding + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
     mask = np.broadcast_to(live[None, :, :, None, None], error.shape)

@@ -6,6 +6,7 @@ the target, so that any worker can make it and its windows can be counted before
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -26,9 +27,8 @@ from ringfold.fuzz.trace import (
     Trace,
     Verify,
 )
-from ringfold.sim import cursors as rules
 from ringfold.sim.cursors import Cursors, reachable
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 from ringfold.sim.situations import directed_steps
 
@@ -57,8 +57,9 @@ class Plan(NamedTuple):
 
 def history(plan: Plan, seed: int, number: int) -> Trace:
     """History `number` of a run with this seed."""
-    # One word each for the run, the history and what the drawing is for.
-    random = np.random.Generator(np.random.Philox(key=[seed, number]))
+    # The setup is part of the key: else all configurations would live through the same story.
+    key = [seed << 32 | zlib.crc32(str(plan.setup).encode()), number]
+    random = np.random.Generator(np.random.Philox(key=key))
     payload_seed = int(random.integers(2**32))
     if plan.directed and number == DIRECTED:
         profile, operations = SLOW, tuple(_directed(plan))
@@ -111,9 +112,12 @@ def _directed(plan: Plan) -> Iterator[Operation]:
         for step in range(max(map(len, group.values()))):
             tag += 1
             going = {member: run[step] for member, run in group.items() if step < len(run)}
-            rows: list[int | None] = [*going, None]
-            lengths = [length for length, _ in going.values()] + [1]
-            accepted: list[int | None] = [n for _, n in going.values()] + [None]
+            rows: list[int | None] = [*going]
+            lengths = [length for length, _ in going.values()]
+            accepted: list[int | None] = [n for _, n in going.values()]
+            at = tag % (len(going) + 1)  # the padding row stands now in front, now behind
+            for column, value in ((rows, None), (lengths, 1), (accepted, None)):
+                column.insert(at, value)
             yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), dead="nan")
             yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
         for member in group:
@@ -141,7 +145,9 @@ class _Random:
     def __init__(self, plan: Plan, random: np.random.Generator) -> None:
         self.plan, self.setup, self.random = plan, plan.setup, random
         self.ring = DIALECTS[plan.setup.dialect].has_ring
+        self.protocol = protocol_of(plan.setup)
         self.cursors: dict[int, Cursors] = {}
+        self.bounds: dict[int, int] = {}  # the longest window that a request may bring next
         self.flights: list[_Flight] = []
         self.tag = self.next_request = 0
         self.dead: tuple[Dead, ...] = (("leave",), ("garbage",), ("nan",), ("leave", "nan"))[
@@ -149,6 +155,8 @@ class _Random:
         ]
         self.padding, self.partial, self.ragged = random.random(3) * (0.5, 1.0, 1.0)
         self.greed = random.choice((0.2, 0.6, 0.9))  # how much of a window tends to be accepted
+        self.tightening = random.choice((0.0, 0.0, 0.5))  # how often a commit's bound is drawn
+        self.colour = random.choice((0.0, 0.1, 0.5))  # how often a window has its own profile
         choices: dict[str, tuple[float, Callable[[], Iterator[Operation]]]] = {
             "verify": (10.0, self._verify),
             "commit": (10.0, self._commit),
@@ -182,12 +190,12 @@ class _Random:
 
     def _admit(self) -> Iterator[Operation]:
         if len(self.cursors) < self._seats():
-            request = self._seat(rules.reset(self.setup.ring, self.setup.window))
+            request = self._seat(self.protocol.reset(self.setup.ring, self.setup.window))
             yield Admit(request=request, tag=self._tag(), dead=self._dead())
 
     def _place(self) -> Iterator[Operation]:
         if self.ring and len(self.cursors) < self._seats():
-            states = reachable(self.setup.ring, self.setup.window).states
+            states = reachable(self.setup.ring, self.setup.window, self.protocol).states
             at = states[self.random.integers(len(states))]
             yield Place(
                 request=self._seat(at),
@@ -195,6 +203,7 @@ class _Random:
                 base=at.cache_base,
                 records=at.write_pos,
                 flush=bool(at.is_flush),
+                profile=self._profile(),
                 dead=self._dead(),
             )
 
@@ -208,7 +217,7 @@ class _Random:
         idle = [r for r in self._idle_requests() if self.cursors[r].write_pos == 0]
         if idle and len(self.cursors) < self._seats():
             source = self._some(idle, 1)[0]
-            request = self._seat(rules.reset(self.setup.ring, self.setup.window))
+            request = self._seat(self.protocol.reset(self.setup.ring, self.setup.window))
             yield Fork(request=request, source=source, dead=self._dead())
 
     def _verify(self) -> Iterator[Operation]:
@@ -220,20 +229,27 @@ class _Random:
             count = int(self.random.integers(1, most + 1))
         rows = self._padded(self._some(idle, count))
         T = self.setup.window
-        lengths = np.full(len(rows), T)
+        lengths = np.array([T if row is None else self.bounds[row] for row in rows])
         if self.random.random() < self.ragged:
-            lengths = self.random.integers(1, T + 1, len(rows))
+            lengths = self.random.integers(1, lengths + 1)
         flight = _Flight(self._tag(), rows, tuple(map(int, lengths)))
         self.flights.append(flight)
-        yield Verify(tag=flight.tag, rows=rows, lengths=flight.lengths, dead=self._dead())
+        yield Verify(
+            tag=flight.tag,
+            rows=rows,
+            lengths=flight.lengths,
+            profile=self._profile(),
+            dead=self._dead(),
+        )
 
     def _commit(self) -> Iterator[Operation]:
         if not self.flights:
             return
         flight = self.flights.pop(self.random.integers(len(self.flights)))
         accepted: list[int | None] = []
+        counts: dict[int, int] = {}
         for row, length in zip(flight.rows, flight.lengths, strict=True):
-            if row not in self.cursors:
+            if row is None or row not in self.cursors:
                 accepted.append(None)
                 continue
             drawn = self.random.random()
@@ -241,17 +257,28 @@ class _Random:
                 int(drawn < 0.85)
             ]
             accepted.append(n)
-            self._advance(row, n)
-        yield Commit(tag=flight.tag, accepted=tuple(accepted), dead=self._dead())
+            counts[row] = n
+        bound = self._advance(counts)
+        yield Commit(
+            tag=flight.tag,
+            accepted=tuple(accepted),
+            bound=None if bound == self.setup.window else bound,
+            dead=self._dead(),
+        )
 
     def _decode(self) -> Iterator[Operation]:
-        if idle := self._idle_requests():
+        # A decode commits with the longest bound, for which a tight one may have left no room.
+        room = {request: self._room(request, 1) for request in self._idle_requests()}
+        if idle := [request for request, longest in room.items() if longest == self.setup.window]:
             most = min(len(idle), self.plan.rows)
-            rows = self._padded(self._some(idle, int(self.random.integers(1, most + 1))))
-            for row in rows:
-                if row is not None:
-                    self._advance(row, 1)
-            yield Decode(tag=self._tag(), rows=rows, dead=self._dead())
+            some = self._some(idle, int(self.random.integers(1, most + 1)))
+            self._move(dict.fromkeys(some, 1), self.setup.window)
+            yield Decode(
+                tag=self._tag(),
+                rows=self._padded(some),
+                profile=self._profile(),
+                dead=self._dead(),
+            )
 
     def _idle(self) -> Iterator[Operation]:
         yield Idle(rows=int(self.random.integers(1, 4)), dead=self._dead())
@@ -264,7 +291,7 @@ class _Random:
     def _seat(self, cursors: Cursors) -> int:
         request = self.next_request
         self.next_request += 1
-        self.cursors[request] = cursors
+        self.cursors[request], self.bounds[request] = cursors, self.setup.window
         return request
 
     def _idle_requests(self) -> list[int]:
@@ -281,10 +308,34 @@ class _Random:
             padded.insert(int(self.random.integers(len(padded) + 1)), None)
         return tuple(padded)
 
-    def _advance(self, request: int, accepted: int) -> None:
-        if self.ring:
-            before, setup = self.cursors[request], self.setup
-            self.cursors[request] = rules.commit(before, accepted, setup.ring, setup.window)
+    def _advance(self, counts: dict[int, int]) -> int:
+        """Commit `counts` tokens by request; returns the bound, which every row has room for."""
+        bound = min([self.setup.window, *(self._room(r, n) for r, n in counts.items())])
+        if self.random.random() < self.tightening:
+            bound = int(self.random.integers(1, bound + 1))
+        self._move(counts, bound)
+        return bound
+
+    def _room(self, request: int, accepted: int) -> int:
+        """The longest window that fits behind the history once `accepted` tokens are committed."""
+        after, T = self._committed(request, accepted, self.setup.window), self.setup.window
+        return min(T, self.setup.ring - after.write_pos) if self.ring else T
+
+    def _move(self, counts: dict[int, int], bound: int) -> None:
+        for request, n in counts.items():
+            self.cursors[request] = self._committed(request, n, bound)
+            self.bounds[request] = bound
+
+    def _committed(self, request: int, accepted: int, bound: int) -> Cursors:
+        before = self.cursors[request]
+        return rules.commit(before, accepted, self.setup.ring, bound) if self.ring else before
+
+    def _profile(self) -> str | None:
+        """Now and then a window's numbers are of another kind than the history's."""
+        if self.random.random() >= self.colour:
+            return None
+        names = sorted(PROFILES)
+        return names[self.random.integers(len(names))]
 
     def _tag(self) -> int:
         self.tag += 1

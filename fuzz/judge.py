@@ -21,7 +21,8 @@ from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
 from ringfold.fuzz.target import Inputs, Request, Target
-from ringfold.fuzz.truth import GLOBAL, LOCAL, Truth, Window
+from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window
+from ringfold.oracle.units import UNIT
 from ringfold.sim.setup import Setup
 
 OPERANDS = 4
@@ -52,22 +53,37 @@ class Judge:
         self.dialect = target.dialect
         self.position = Position(0, "open", 0, 0)
         self.mirror: Mirror
-        """The target's memory; the walk opens it."""
+        """The target's memory, once it is open."""
         self.mismatches: list[Mismatch] = []
         self.unproven: set[Request] = set()
         """Requests whose next fold proves nothing about bits: their records were placed."""
         self.largest: dict[str, float] = {}
         self.compared: dict[str, int] = {}
-        rounds = self.dialect.has_ring
-        records = 2 * eps(setup.dtypes.record) if rounds else 0.0
-        self.eps_dot = OPERANDS * target.precision.dot + records
-        self.record_tiny = setup.ring * tiny(setup.dtypes.record) if rounds else 0.0
+
+    def open(self) -> None:
+        """Look at the target, which was just opened, and at how precise it says it is."""
+        setup, dialect, precision = self.setup, self.dialect, self.target.precision
+        self.mirror = Mirror(self.target)
+        record = setup.dtypes.record
+        rounding = 2 * eps(record) if dialect.has_ring else 0.0
+        self.eps_dot = OPERANDS * precision.dot + rounding
+        self.record_tiny = setup.ring * tiny(record) if dialect.has_ring else 0.0
+        if dialect.state_from_deltas:
+            halves = any(buffer.low_part for buffer in dialect.kept(setup))
+            self.truth.losses = Losses(
+                delta=self.eps_dot + 2 * setup.window * UNIT,
+                record=eps(record) ** (2 if halves else 1),
+                smallest=tiny(record),
+                fold=2 * precision.fold + setup.ring * UNIT,
+                records=setup.ring,
+            )
 
     # The checks.
 
     def outputs(self, outputs: NDArray[Any], owners: NDArray[np.bool_], window: Window) -> None:
         """Check 1. `outputs` [layer, token, HV, V]; `owners` [token]: tokens of real rows."""
-        self._judged("outputs", checks.padding(outputs[:, ~owners]), (), ("layer", "token"))
+        if self.dialect.zeroes_padding:
+            self._judged("outputs", checks.padding(outputs[:, ~owners]), (), ("layer", "token"))
         trail = self.truth.outputs(window)
         live = window.live
         got = np.zeros(trail.outputs.shape, outputs.dtype)
@@ -99,9 +115,9 @@ class Judge:
             return
         requests = list(self.ledger.entries)
         expected = self.ledger.cursors(requests)
-        slots: Region = {"slot": self.ledger.seats(requests, "slot")}
+        places = self.ledger.place(requests)
         for name, right in expected._asdict().items():
-            got = self.mirror.take(name, slots).astype(np.int64)
+            got = self.mirror.take(name, places).astype(np.int64)
             self._count("cursors")
             wrong = np.flatnonzero(got != right)
             if wrong.size:
@@ -117,10 +133,10 @@ class Judge:
 
     def records(self, window: Window, inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check 4: raw records bit for bit, derived ones within rounding."""
-        if not self.dialect.has_ring or not window.requests:
+        dialect, live = self.dialect, window.live
+        if not (dialect.raw_records or dialect.derived_records) or not window.requests:
             return
-        live = window.live
-        region = self.ledger.window(window.requests)["ring"]
+        region = self.ledger.window(window.requests)
 
         def stored(name: str) -> NDArray[Any]:  # [layer, row, T, heads(, width)]
             # A slice parts the slot and ring indices, so their common axis comes first.
@@ -132,16 +148,18 @@ class Judge:
         axes = ("layer", "row", "token", "head", "element")
         rows = window.batch_rows
         tokens = tokens_of(inputs, np.asarray(lengths))
-        for name, source in self.dialect.raw_records:
+        for name, source in dialect.raw_records:
             got = stored(name)
             given = getattr(tokens, source)[:, rows].astype(got.dtype)
             finding = checks.raw(name, got, given, live)
             self._judged("records", Judged(0.0, finding), window.requests, axes, rows)
-        group = self.setup.geometry.group
-        for judged in (
-            checks.keys(stored("k"), window.updates.k[..., ::group, :], live),
-            *checks.gates(stored("g"), stored("beta"), window.updates, self.truth.exp_A, live),
-        ):
+        updates, group = window.updates, self.setup.geometry.group
+        for name in dialect.derived_records:
+            if name == "k":
+                low = stored("k_low") if "k_low" in self.mirror.buffers else None
+                judged = checks.keys(stored("k"), low, updates.k[..., ::group, :], live)
+            else:
+                judged = checks.gate(name, stored(name), updates, self.truth.exp_A, live)
             self._judged("records", judged, window.requests, axes, rows)
 
     def frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
@@ -156,6 +174,19 @@ class Judge:
                 got=f"{change.after:.9g}",
                 elements=change.elements,
             )
+
+    def same_outputs(
+        self, outputs: NDArray[Any], twins: NDArray[Any], owners: NDArray[np.bool_], window: Window
+    ) -> None:
+        """Check 6, for a target that claims the recurrent kernel's outputs too."""
+        live = window.live
+        shape = (outputs.shape[0], *live.shape, *outputs.shape[2:])
+        got, expected = np.zeros((2, *shape), outputs.dtype)
+        got[:, live], expected[:, live] = outputs[:, owners], twins[:, owners]
+        symptom = "an output differs from the recurrent kernel's"
+        finding = checks.same_bits("exactness", symptom, got, expected)
+        axes = ("layer", "row", "token", "value_head", "v")
+        self._judged("exactness", Judged(0.0, finding), window.requests, axes, window.batch_rows)
 
     def exactness(self, requests: Sequence[Request]) -> bool:
         """Check 6: folded checkpoints have the bits of the twin's.
@@ -199,8 +230,12 @@ class Judge:
 
     def represented(self, requests: Sequence[Request]) -> NDArray[np.float64]:
         """What the target's memory stands for, [layer, row, HV, V, K]."""
-        slots: Region = {"slot": self.ledger.seats(requests, "slot")}
-        memory = {name: self.mirror.take(name, slots) for name in self.dialect.represents}
+        places = self.ledger.place(requests)
+        memory = {
+            name: self.mirror.now[name][:, places[buffer.axes[1]]]
+            for name, buffer in self.mirror.buffers.items()
+            if name in self.dialect.represents
+        }
         return self.dialect.represented(memory, self.ledger.lagging(requests), self.setup)
 
     # Reporting.

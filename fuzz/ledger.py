@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.frame import Region
 from ringfold.fuzz.target import Request
-from ringfold.sim import cursors as rules
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.dialects import Dialect, physical
+from ringfold.sim.dialects import Buffer, Dialect, physical, protocol_of
 from ringfold.sim.setup import Setup
 
 
@@ -30,8 +29,13 @@ class Entry:
     """Length of the window that was verified and not yet committed."""
     folded: bool = False
     """A flushing verify already moved the records that the cursors still claim."""
+    stored: bool = False
+    """The last commit wrote the checkpoint."""
     stale: bool = False
-    """No step yet, and the slot's last owner left other cursors in it than those of a reset."""
+    """No step yet, and the slot's last owner left other cursors in it than those of a reset; for a
+    dialect without a ring: it had verified."""
+    used: bool = False
+    """It has verified."""
 
     @property
     def lag(self) -> int:
@@ -45,34 +49,42 @@ class Ledger:
     def __init__(self, setup: Setup, dialect: Dialect) -> None:
         self.setup = setup
         self.dialect = dialect
+        self.buffers = dialect.kept(setup)
+        self.protocol = protocol_of(setup)
         self.entries: dict[Request, Entry] = {}
-        self.left: dict[int, Cursors] = {}
+        self.left: dict[int, tuple[Cursors, bool]] = {}
+        keyed = [b for b in self.buffers if b.role == "position"]
+        self.cursor_axis = keyed[0].axes[0] if keyed else "slot"
 
     def admit(self, request: Request, seat: Mapping[str, int]) -> None:
         """Seat a request with the cursors of a reset."""
-        start = Cursors(0, 0, 0)
-        if self.dialect.has_ring:
-            start = rules.reset(self.setup.ring, self.setup.window)
-        left = self.left.get(seat["slot"], start)
-        self.entries[request] = Entry(seat, start, stale=left != start)
+        start = self.protocol.reset(self.setup.ring, self.setup.window)
+        left, used = self.left.get(seat[self.cursor_axis], (start, False))
+        stale = left != start or (used and not self.dialect.has_ring)
+        self.entries[request] = Entry(seat, start, stale=stale)
 
     def free(self, request: Request) -> None:
         """Forget a request, but not the cursors that its slot keeps."""
         entry = self.entries.pop(request)
-        self.left[entry.seat["slot"]] = entry.cursors
+        self.left[entry.seat[self.cursor_axis]] = (entry.cursors, entry.used)
 
     def verify(self, request: Request, length: int) -> bool:
         """A window of `length` tokens is in flight; returns whether this verify folds."""
         entry = self.entries[request]
-        entry.pending = length
+        entry.pending, entry.used = length, True
         entry.folded = self.dialect.folds_at_verify and bool(entry.cursors.is_flush)
         return entry.folded
 
     def commit(self, request: Request, accepted: int, bound: int) -> None:
         """Move the cursors by the table."""
-        entry = self.entries[request]
-        if self.dialect.has_ring:
-            entry.cursors = rules.commit(entry.cursors, accepted, self.setup.ring, bound)
+        entry, at = self.entries[request], (accepted, self.setup.ring, bound)
+        if self.dialect.folds_at_verify:
+            entry.stored = False
+        elif self.dialect.has_ring:
+            entry.stored = bool(self.protocol.folded(entry.cursors, *at))
+        else:
+            entry.stored = accepted > 0
+        entry.cursors = self.protocol.commit(entry.cursors, *at)
         entry.pending = 0
         entry.folded = entry.stale = False
 
@@ -91,72 +103,78 @@ class Ledger:
         """Indices of `requests` on a buffer's `slot` or `request` axis."""
         return np.array([self.entries[r].seat[axis] for r in requests], np.int64)
 
-    def window(self, requests: Iterable[Request]) -> dict[str, Region]:
-        """Where the pending windows of `requests` lie, by the buffers' innermost place axis."""
-        slots, rings, places, steps = [], [], [], []
+    def window(self, requests: Iterable[Request]) -> Region:
+        """Where the pending windows of `requests` lie, on every axis that a record may have."""
+        slots, places, rings, steps = [], [], [], []
         for request in requests:
             entry = self.entries[request]
             base, position = entry.cursors.cache_base, entry.cursors.write_pos
             for t in range(entry.pending):
                 slots.append(entry.seat["slot"])
-                rings.append(physical(base, position + t, self.setup.ring))
                 places.append(entry.seat["request"])
+                rings.append(physical(base, position + t, self.setup.ring))
                 steps.append(t)
-        return {
-            "ring": {"slot": _ints(slots), "ring": _ints(rings)},
-            "step": {"request": _ints(places), "step": _ints(steps)},
-        }
+        axes = {"slot": slots, "request": places, "ring": rings, "step": steps}
+        return {axis: _ints(indices) for axis, indices in axes.items()}
+
+    def place(self, requests: Iterable[Request]) -> Region:
+        """Where `requests` sit, on every axis that names a request."""
+        return {axis: self.seats(requests, axis) for axis in ("slot", "request")}
 
     def verify_may_write(self, requests: list[Request]) -> dict[str, list[Region]]:
         """Regions by buffer name, for a verify of `requests` whose windows are pending."""
         window = self.window(requests)
-        allowed: dict[str, list[Region]] = {}
-        for buffer in self.dialect.buffers:
-            if buffer.name in self.dialect.verify_writes:
-                allowed[buffer.name] = [window["ring" if "ring" in buffer.axes else "step"]]
+        allowed = {b.name: [window] for b in self.buffers if b.name in self.dialect.verify_writes}
         if folding := [r for r in requests if self.entries[r].folded]:
-            allowed["checkpoint"] = [{"slot": self.seats(folding, "slot")}]
+            allowed["checkpoint"] = [self.place(folding)]
         return allowed
 
     def commit_may_write(self, requests: list[Request]) -> dict[str, list[Region]]:
         """Regions by buffer name, for a commit of `requests`."""
-        slots: Region = {"slot": self.seats(requests, "slot")}
-        return {name: [slots] for name in self.dialect.commit_writes}
+        stored = [r for r in requests if self.entries[r].stored]
+        return {
+            name: [self.place(stored if name == "checkpoint" else requests)]
+            for name in self.dialect.commit_writes
+        }
 
     def admit_may_write(self, request: Request) -> dict[str, list[Region]]:
         """Everything that belongs to the new owner."""
         seat = self.entries[request].seat
         return {
             buffer.name: [{a: _ints([i]) for a, i in seat.items() if a in buffer.axes}]
-            for buffer in self.dialect.buffers
+            for buffer in self.buffers
         }
 
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""
         setup = self.setup
         seated = np.zeros(setup.slots, bool)
-        live = {
-            "ring": np.zeros((setup.slots, setup.ring), bool),
-            "step": np.zeros((setup.slots, setup.window), bool),
-        }
+        kinds = {(b.axes[1], row) for b in self.buffers if (row := _row_axis(b))}
+        rows = {"ring": setup.ring, "step": setup.window}
+        live = {kind: np.zeros((setup.slots, rows[kind[1]]), bool) for kind in kinds}
         for entry in self.entries.values():
-            slot, place = entry.seat["slot"], entry.seat["request"]
-            seated[slot] = True
+            seated[entry.seat["slot"]] = True
             first = 0 if not entry.folded else entry.cursors.write_pos
             positions = np.arange(first, entry.cursors.write_pos + entry.pending)
-            live["ring"][slot, physical(entry.cursors.cache_base, positions, setup.ring)] = True
-            live["step"][place, : entry.pending] = True
+            used = {
+                "ring": physical(entry.cursors.cache_base, positions, setup.ring),
+                "step": np.arange(entry.pending),
+            }
+            for axis, row in kinds:
+                live[axis, row][entry.seat[axis], used[row]] = True
         dead: dict[str, list[Region]] = {}
-        for buffer in self.dialect.buffers:
-            if "ring" in buffer.axes:
-                slots, rings = np.nonzero(~live["ring"])
-                dead[buffer.name] = [{"slot": slots, "ring": rings}]
-            elif "step" in buffer.axes:
-                places, steps = np.nonzero(~live["step"])
-                dead[buffer.name] = [{"request": places, "step": steps}]
+        for buffer in self.buffers:
+            if row := _row_axis(buffer):
+                places, at = np.nonzero(~live[buffer.axes[1], row])
+                dead[buffer.name] = [{buffer.axes[1]: places, row: at}]
             elif buffer.role == "state":
                 dead[buffer.name] = [{"slot": np.flatnonzero(~seated)}]
         return dead
+
+
+def _row_axis(buffer: Buffer) -> str:
+    """The axis along which a buffer holds one thing a token, if it does."""
+    return next((axis for axis in ("ring", "step") if axis in buffer.axes), "")
 
 
 def _stack(rows: list[Cursors]) -> Cursors:

@@ -8,12 +8,15 @@ gates) agree with the target's own to rounding, not to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays
 from ringfold.fuzz.frame import index
-from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.target import Inputs, Request, Target, View
 from ringfold.oracle.gdn import Updates, advance, token
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import physical
@@ -36,12 +39,10 @@ def place(
     if not target.dialect.has_ring:
         return
     views, seat = target.views(), target.seat(request)
-    setup_ring = views["rawk"].array.shape[views["rawk"].buffer.axes.index("ring")]
+    ring = views["k"].array.shape[views["k"].buffer.axes.index("ring")]
     positions = np.arange(cursors.write_pos)
-    at = {
-        "slot": np.full(positions.size, seat["slot"]),
-        "ring": physical(cursors.cache_base, positions, setup_ring),
-    }
+    at = {axis: np.full(positions.size, seat[axis]) for axis in ("slot", "request")}
+    at["ring"] = physical(cursors.cache_base, positions, ring)
     group = updates.k.shape[-2] // inputs.k.shape[-2]
     records = {
         "d": deltas(state, updates),
@@ -52,10 +53,23 @@ def place(
         "beta": updates.beta[:, 0],
     }
     for name, values in records.items():  # [layer, token, heads(, width)]
-        # A slice parts the slot and ring indices, so their common axis comes first.
-        arrays.put(views[name].array, index(views[name].buffer, at), np.moveaxis(values, 1, 0))
+        for part, rest in parts(name, values, views):
+            # A slice parts the place and ring indices, so their common axis comes first.
+            arrays.put(views[part].array, index(views[part].buffer, at), np.moveaxis(rest, 1, 0))
     for name, value in cursors._asdict().items():
-        arrays.fill(views[name].array, (seat["slot"],), int(value))
+        arrays.fill(views[name].array, (seat[views[name].buffer.axes[0]],), int(value))
+
+
+def parts(
+    name: str, values: NDArray[Any], views: Mapping[str, View]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """What each of the buffers that keep this record has to hold: itself, and its low part."""
+    if name not in views:
+        return
+    yield name, values
+    if (low := f"{name}_low") in views:
+        kept = arrays.to_numpy(arrays.like(values, views[name].array)).astype(np.float64)
+        yield low, values - kept
 
 
 def deltas(state: NDArray[np.float32], updates: Updates) -> NDArray[np.float64]:

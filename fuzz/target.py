@@ -42,9 +42,12 @@ class HeadParameters(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """How exact a target's output path is: relative rounding of one operand of a dot product."""
+    """How exact a target's dot products are: relative rounding of one of their operands."""
 
     dot: float
+    """On the output path."""
+    fold: float = 2.0**-24
+    """In a fold that adds stored deltas up; a fold that replays raw inputs has none."""
 
     # 2^-24: ieee float32. 2^-10: tf32, whose operands Triton 3.6 truncates to 10 bits.
     # Rounding of the records a ring keeps comes on top, from the setup's record dtype.
@@ -68,6 +71,7 @@ class Target(Protocol):
     device: str
     dialect: Dialect
     precision: Precision
+    """Final once the target is open: it may depend on the setup."""
     operations: frozenset[str]
     """Kinds of trace operation that this target owns, such as `verify` or `fork`."""
 

@@ -29,9 +29,8 @@ from msgspec import Meta
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.mismatch import Check
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.sim import cursors as rules
-from ringfold.sim.cursors import Cursors
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.cursors import Cursors, Protocol
+from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 
 VERSION: Final = 1
@@ -300,8 +299,10 @@ class _Seat:
 
 
 @lru_cache(maxsize=65_536)
-def _committed(cursors: Cursors, accepted: int, ring: int, bound: int) -> Cursors:
-    return rules.commit(cursors, accepted, ring, bound)
+def _committed(
+    protocol: Protocol, cursors: Cursors, accepted: int, ring: int, bound: int
+) -> Cursors:
+    return protocol.commit(cursors, accepted, ring, bound)
 
 
 class _Rehearsal:
@@ -310,6 +311,7 @@ class _Rehearsal:
     def __init__(self, trace: Trace) -> None:
         setup = self.setup = trace.setup
         self.has_ring = DIALECTS[setup.dialect].has_ring
+        self.protocol = protocol_of(setup)
         # Cursors decide on nothing but forks; without them a repeat recurs in a turn or two.
         self.moves_cursors = self.has_ring and _forks(trace.operations)
         self.seats: dict[int, _Seat] = {}
@@ -384,8 +386,7 @@ class _Rehearsal:
         self.rows += 1
 
     def fresh(self) -> _Seat:
-        reset = rules.reset(self.setup.ring, self.setup.window)
-        return _Seat(reset if self.has_ring else Cursors(0, 0, 0), self.setup.window)
+        return _Seat(self.protocol.reset(self.setup.ring, self.setup.window), self.setup.window)
 
     def seat(self, request: int, seat: _Seat) -> None:
         if request in self.seats:
@@ -490,23 +491,24 @@ class _Rehearsal:
 
     def move(self, seat: _Seat, accepted: int, bound: int) -> None:
         if self.moves_cursors:
-            seat.cursors = _committed(seat.cursors, accepted, self.setup.ring, bound)
+            seat.cursors = _committed(self.protocol, seat.cursors, accepted, self.setup.ring, bound)
         seat.bound, seat.pending = bound, None
 
     def place(self, operation: Place) -> None:
-        """States that `sim.cursors.reachable(L, T)` holds: any base, records up to L - T."""
+        """States that `sim.cursors.reachable` holds: any base, and records that may wait."""
         base, records = operation.base, operation.records
         L, T = (self.setup.ring, self.setup.window) if self.has_ring else (1, 1)
         if base >= L:
             raise TraceError(
                 f"base is {base}, but must be in 0..{L - 1}: name a physical row of the ring"
             )
-        if records > L - T:
+        most = self.protocol.most(L, T)
+        if records > most:
             raise TraceError(
-                f"records is {records}, but must be in 0..{L - T}: "
-                f"no commit leaves more than ring - window records"
+                f"records is {records}, but must be in 0..{most}: "
+                f"no commit leaves more than {most} records in this ring"
             )
-        flush = self.has_ring and bool(rules.due(records, L, T))
+        flush = self.protocol.folds_at == "verify" and bool(self.protocol.due(records, L, T))
         if operation.flush != flush:
             raise TraceError(
                 f"flush is {operation.flush}, but {records} records in this ring mean {flush} "

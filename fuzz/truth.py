@@ -14,11 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz.target import HeadParameters, Request
-from ringfold.oracle.gdn import Updates
-from ringfold.oracle.units import Trail, Units, rebase, round_state, scan_units, zero
+from ringfold.oracle.gdn import Updates, live, until
+from ringfold.oracle.units import (
+    UNIT,
+    Trail,
+    Units,
+    accumulate,
+    rebase,
+    round_state,
+    scan_units,
+    sizes,
+    zero,
+)
 from ringfold.sim.setup import Setup
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 GLOBAL: Final = 0
 LOCAL: Final = 1
@@ -51,6 +62,51 @@ class Window(NamedTuple):
         )
 
 
+class Losses(NamedTuple):
+    """What a target may lose on its state when it folds the deltas that it stored.
+
+    A delta beta * (v - S k) is an output of sorts, with all the roundings of the output path, and
+    it stays in the state. So a token with delta u errs by
+
+        beta |k|^2 (delta W + n smallest)     the state's image under k, from n records
+        + record |u|                          what the records keep of delta and key
+        + (|k| + sqrt(K) |u|) smallest        where these underflow
+
+    over and above its units, and every fold by `fold + record` of the mass W that it adds up, and
+    by n `smallest`. Later tokens carry this on as they carry any error.
+    """
+
+    delta: float
+    """Relative, on all that is multiplied on the way to a delta."""
+    record: float
+    """Relative, on delta and key as the records keep them."""
+    smallest: float
+    """Absolute: the smallest number of the records' dtype."""
+    fold: float
+    """Relative, on what is multiplied in a fold."""
+    records: int
+    """How many records there may be."""
+
+    def tokens(self, updates: Updates, start: Units, trail: Trail, lengths: Ints) -> Array:
+        """Units [..., HV, V] lost on a walk from `start` along `trail`."""
+        updates = until(updates, lengths)
+        decay = np.exp(updates.log_decay)[..., None]  # [..., T, HV, 1]
+        k, beta = sizes(updates.k)[..., None], updates.beta[..., None]
+        mass = np.concatenate([start.mass[..., None, :, :], trail.masses], axis=-3)
+        written = mass[..., 1:, :, :] - decay * mass[..., :-1, :, :]
+        width = np.sqrt(updates.k.shape[-1])
+        fresh = beta * k * k * (self.delta * mass[..., 1:, :, :] + self.records * self.smallest)
+        fresh += 2 * self.record * written + (k + width * written) * self.smallest
+        fresh *= live(lengths, updates.v.shape[-3])[..., None, None]
+        carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
+        return accumulate(np.zeros_like(start.error), carry, fresh / UNIT)[..., -1, :, :]
+
+    def folded(self, units: Units) -> Units:
+        """The same after a fold."""
+        lost = (self.fold + self.record) * units.mass + self.records * self.smallest
+        return units._replace(error=units.error + lost / UNIT)
+
+
 class Truth:
     """States and error units of all requests, [2 (global, local), layer, place, HV, V(, K)]."""
 
@@ -64,6 +120,8 @@ class Truth:
         self.state_eps = state_eps
         self.places: dict[Request, int] = {}
         self.vacant = list(range(setup.slots))[::-1]
+        self.losses: Losses | None = None
+        """Set for a target whose state is made of its own deltas."""
 
     def admit(self, request: Request, state: Array) -> None:
         """A request whose committed state [layer, HV, V, K] is exactly `state`."""
@@ -97,12 +155,16 @@ class Truth:
         trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, accepted)
         self.state[:, :, at] = trail.state
         self.error[:, :, at], self.mass[:, :, at] = trail.units
+        if self.losses is not None:
+            self.error[:, :, at] += self.losses.tokens(window.updates, units, trail, accepted)
 
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
         at = self.at(requests)
         state = self.state[:, :, at]
         units = Units(self.error[:, :, at], self.mass[:, :, at])
+        if self.losses is not None:
+            units = self.losses.folded(units)
         units = rebase(round_state(units, state, self.state_eps), state)
         self.error[:, :, at], self.mass[:, :, at] = units
 

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz.frame import Dead, Mirror, Region
+from ringfold.fuzz.checks import eps
+from ringfold.fuzz.frame import Dead, Region
 from ringfold.fuzz.judge import Judge, Position
 from ringfold.fuzz.ledger import Ledger
-from ringfold.fuzz.checks import eps
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
 from ringfold.fuzz.payload import PADDING, Payload, tokens_of
 from ringfold.fuzz.placing import place
@@ -103,6 +103,8 @@ class Walk:
         self.skipped: Counter[str] = Counter()
         self.seconds: Counter[str] = Counter()
         self.verified = self.steps = self.iteration = 0
+        self.twins: Any = None
+        """What the twin returned from the last verb."""
 
     def _claims_bits(self) -> bool:
         """Whether the setup's dtypes lie within the dialect's claim of a bitwise fold."""
@@ -116,7 +118,8 @@ class Walk:
             self.target.open(self.setup, self.parameters)
             if self.twin is not None:
                 self.twin.open(self.setup, self.parameters)
-        self.mirror = self.judge.mirror = Mirror(self.target)
+        self.judge.open()
+        self.mirror = self.judge.mirror
         done, complete = 0, True
         for operation, iteration in unroll(self.trace.operations):
             if self.out_of_time():
@@ -242,9 +245,9 @@ class Walk:
         self._commit_batch(rows, accepted, operation.bound or self.setup.window, window.rows(kept))
 
     def _decode(self, operation: Decode) -> None:
-        """One token a row, committed at once; on a ring that is a window of one."""
+        """One token a row, committed at once: in place, or as a window of one."""
         rows, ones = self._seated(operation.rows), [1] * len(operation.rows)
-        if self.dialect.has_ring:
+        if not self.dialect.decodes_in_place:
             self._step(rows, ones, operation.tag, operation.profile)
             return
         inputs = self._inputs(rows, ones, operation.tag, operation.profile)
@@ -273,6 +276,9 @@ class Walk:
             if self.ledger.verify(request, int(length))
         ]
         self._judge_outputs(outputs, rows, lengths, window)
+        if self.twin is not None and self.dialect.bitwise_outputs:
+            owners = np.repeat([row is not None for row in rows], lengths)
+            self.judge.same_outputs(outputs, self.twins, owners, window)
         self._judge_frame(self.ledger.verify_may_write(window.requests))
         with self._timed("checks"):
             self.judge.records(window, inputs, lengths)
@@ -292,13 +298,11 @@ class Walk:
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests))
         self.judge.cursors()
-        if "checkpoint" in self.dialect.commit_writes:
-            moved = [r for r, n in zip(window.requests, counts, strict=True) if n > 0]
-            still = [r for r, n in zip(window.requests, counts, strict=True) if n == 0]
-            self._judge_stored(moved)
-            self._judge_state(still)
-        else:
-            self._judge_state(window.requests)
+        stored = [r for r in window.requests if self.ledger.entries[r].stored]
+        self._judge_state([r for r in window.requests if r not in stored])
+        with self._timed("checks"):
+            self.judge.exactness(stored)
+        self._judge_stored(stored)
 
     # Walking.
 
@@ -306,7 +310,7 @@ class Walk:
         """Do the same on the twin and on the target; returns what the target returned."""
         if self.twin is not None:
             with self._timed("twin"):
-                verb(self.twin)
+                self.twins = verb(self.twin)
         with self._timed("target"):
             try:
                 result = verb(self.target)
@@ -365,6 +369,7 @@ class Walk:
             counts,
             np.array([self.ledger.entries[r].stale for r in window.requests], bool),
             padding,
+            self.ledger.protocol,
         )
         for situation in SITUATIONS:
             if found := int(np.sum(situation.holds(step))):

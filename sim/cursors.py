@@ -1,8 +1,10 @@
-"""The cursor machine of the `ring` protocol, as a table.
+"""The cursor machines of all protocols, as tables.
 
 Each slot has three integers: `write_pos` (records that are live), `cache_base` (physical row of
 the first) and `is_flush` (the next verify folds). They move at a commit and at a reset, and
-nowhere else. To learn the rules read `COMMIT`; to change a rule change a line of it.
+nowhere else. To learn the rules read `COMMIT`; to change a rule change a line of it. A `Protocol`
+is such a table with the moment of its fold; `RING` is the one that `COMMIT` belongs to, and what
+the functions of this module follow unless told otherwise.
 
 `L` is the ring's length, `T` the window bound that is handed to the commit: the flag says whether
 the *next* window, if as long as the bound, could leave no room for the one after it.
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +80,94 @@ def commit(
 
     Works on ints and, elementwise, on arrays.
     """
+    after = _apply(rules, cursors, accepted, L)
+    return _plain(after._replace(is_flush=due(after.write_pos, L, T).astype(np.int64)))
+
+
+def _apply(rules: tuple[Rule, ...], cursors: Cursors, accepted: Any, L: int) -> Cursors:
+    """Move `write_pos` and `cache_base` by the one rule that holds."""
     before = Cursors(*(np.asarray(c, np.int64) for c in cursors))
     n = np.asarray(accepted, np.int64)
     cases = [rule.when(before, n) for rule in rules]
     write_pos = np.select(cases, [np.asarray(r.write_pos(before, n)) for r in rules])
     base = np.select(cases, [np.asarray(r.cache_base(before, n, L)) for r in rules])
-    after = Cursors(write_pos, base, due(write_pos, L, T).astype(np.int64))
-    return after if after.write_pos.ndim else Cursors(*(int(c) for c in after))
+    return Cursors(write_pos, base, before.is_flush)
+
+
+def _plain(cursors: Cursors) -> Cursors:
+    """Ints for one slot, arrays for many."""
+    return cursors if cursors.write_pos.ndim else Cursors(*(int(c) for c in cursors))
+
+
+# c: cursors with the accepted tokens appended and the flag set anew; a fold empties the ring
+FOLD_AT_COMMIT: tuple[Rule, ...] = (
+    Rule(
+        "fold all",
+        when=lambda c, n: c.is_flush != 0,
+        write_pos=lambda c, n: 0 * n,
+        cache_base=lambda c, n, L: (c.cache_base + c.write_pos) % L,
+    ),
+    Rule(
+        "append",
+        when=lambda c, n: c.is_flush == 0,
+        write_pos=lambda c, n: c.write_pos,
+        cache_base=lambda c, n, L: c.cache_base,
+    ),
+)
+
+
+class Protocol(NamedTuple):
+    """How the cursors of one dialect move, and when its records reach the checkpoint."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    folds_at: Literal["verify", "commit"]
+    due: Callable[[Any, int, int], Any]
+    """Whether that many live records call for a fold: (write_pos, L, T)."""
+
+    def reset(self, L: int, T: int) -> Cursors:
+        """Cursors of a slot that was just given to a request."""
+        return Cursors(0, 0, int(self.folds_at == "verify" and self.due(0, L, T)))
+
+    def commit(self, cursors: Cursors, accepted: Any, L: int, T: int) -> Cursors:
+        """Cursors after a commit of `accepted` tokens; ints, or elementwise on arrays."""
+        if self.folds_at == "verify":
+            return commit(cursors, accepted, L, T, self.rules)
+        appended = np.asarray(cursors.write_pos, np.int64) + accepted
+        due_now = np.asarray(self.due(appended, L, T)).astype(np.int64)
+        after = _apply(self.rules, Cursors(appended, cursors.cache_base, due_now), accepted, L)
+        return _plain(after._replace(is_flush=np.zeros_like(after.write_pos)))
+
+    def most(self, L: int, T: int) -> int:
+        """How many records a commit leaves waiting at most."""
+        if self.folds_at == "verify":
+            return L - T
+        return max(n for n in range(L) if not self.due(n, L, T))
+
+    def folded(self, cursors: Cursors, accepted: Any, L: int, T: int) -> Any:
+        """Records that a step which starts at `cursors` moves into the checkpoint."""
+        if self.folds_at == "verify":
+            return np.where(cursors.is_flush != 0, cursors.write_pos, 0)
+        appended = np.asarray(cursors.write_pos, np.int64) + accepted
+        return np.where(self.due(appended, L, T), appended, 0)
+
+
+RING = Protocol("ring", COMMIT, "verify", due)
+"""The next verify folds, once two windows might not fit."""
+
+COMPACT = Protocol("compact", FOLD_AT_COMMIT, "commit", due)
+"""The commit folds at once, and what it has just accepted too."""
+
+COMPACT_NARROW = Protocol("compact, every commit", FOLD_AT_COMMIT, "commit", lambda n, L, T: n > 0)
+"""The same where the checkpoint is narrower than float32: nothing ever waits."""
+
+NO_RING = Protocol(
+    "no ring",
+    (Rule("stay", lambda c, n: n >= 0, lambda c, n: 0 * n, lambda c, n, L: 0 * n),),
+    "commit",
+    lambda n, L, T: n < 0,
+)
+"""There are no cursors: they stand for an empty ring all the time."""
 
 
 class Transition(NamedTuple):
@@ -119,15 +202,15 @@ class Reachable(NamedTuple):
 
 
 @cache
-def reachable(L: int, T: int) -> Reachable:
+def reachable(L: int, T: int, protocol: Protocol = RING) -> Reachable:
     """Enumerate the protocol: every window length 1..T and every count accepted 0..length."""
-    start = reset(L, T)
+    start = protocol.reset(L, T)
     states: dict[Cursors, None] = {start: None}
     transitions: list[Transition] = []
     queue = deque([start])
     while queue:
         before = queue.popleft()
-        for step in _steps(before, L, T):
+        for step in _steps(before, L, T, protocol):
             transitions.append(step)
             if step.after not in states:
                 states[step.after] = None
@@ -135,8 +218,8 @@ def reachable(L: int, T: int) -> Reachable:
     return Reachable(tuple(states), tuple(transitions))
 
 
-def _steps(before: Cursors, L: int, T: int) -> Iterator[Transition]:
-    after = [commit(before, n, L, T) for n in range(T + 1)]
+def _steps(before: Cursors, L: int, T: int, protocol: Protocol) -> Iterator[Transition]:
+    after = [protocol.commit(before, n, L, T) for n in range(T + 1)]
     for length in range(1, T + 1):
         for n in range(length + 1):
             yield Transition(before, length, n, after[n])

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.oracle.gdn import Updates, l2norm, scan
-from ringfold.sim.cursors import Cursors
+from ringfold.sim.cursors import COMPACT, COMPACT_NARROW, NO_RING, RING, Cursors, Protocol
 from ringfold.sim.setup import Setup
 
 Role = Literal["state", "record", "gate", "position", "flag"]
@@ -36,6 +36,8 @@ class Buffer(NamedTuple):
     name: str
     axes: tuple[str, ...]
     role: Role
+    low_part: bool = False
+    """What a narrower record dtype cut off another buffer; absent where nothing is cut off."""
 
     def shape(self, setup: Setup) -> tuple[int, ...]:
         """Its shape in `setup`; a running request's place exists for every slot."""
@@ -74,6 +76,26 @@ RINGS = (
 )
 
 
+WINDOW_RECORDS = (
+    Buffer("rawv", ("layer", "slot", "value_head", "step", "v"), "record"),
+    Buffer("rawk", ("layer", "slot", "head", "step", "k"), "record"),
+    Buffer("g", ("layer", "slot", "value_head", "step"), "gate"),
+    Buffer("beta", ("layer", "slot", "value_head", "step"), "gate"),
+)
+COMPACT_RINGS = (
+    Buffer("d", ("layer", "request", "value_head", "ring", "v"), "record"),
+    Buffer("k", ("layer", "request", "head", "ring", "k"), "record"),
+    Buffer("g", ("layer", "request", "value_head", "ring"), "gate"),
+    Buffer("d_low", ("layer", "request", "value_head", "ring", "v"), "record", low_part=True),
+    Buffer("k_low", ("layer", "request", "head", "ring", "k"), "record", low_part=True),
+)
+COMPACT_CURSORS = (
+    Buffer("write_pos", ("request",), "position"),
+    Buffer("cache_base", ("request",), "position"),
+    Buffer("is_flush", ("request",), "flag"),
+)
+
+
 def physical(cache_base: Any, position: Any, L: int) -> Any:
     """Physical ring row of the record at logical `position` (0 is the oldest live one)."""
     return (cache_base + position) % L
@@ -107,7 +129,8 @@ def represented_by_deltas(memory: Memory, cursors: Cursors, setup: Setup) -> NDA
     """The state that checkpoint and stored deltas stand for, arguments as `represented_by_ring`.
 
     exp(G[n]) checkpoint + sum over records c of exp(G[n] - G[c]) outer(d[c], k[c]), where G is the
-    running sum of g: whatever was wrong with a delta is part of the state.
+    running sum of g: whatever was wrong with a delta is part of the state. A record that is kept
+    in two parts is their sum.
     """
     L, count = setup.ring, np.asarray(cursors.write_pos)
     positions = np.arange(int(np.max(count, initial=0)))
@@ -116,6 +139,8 @@ def represented_by_deltas(memory: Memory, cursors: Cursors, setup: Setup) -> NDA
 
     def records(name: str) -> NDArray[np.float64]:  # [layer, row, heads, T, ...], dead ones zero
         found = np.moveaxis(memory[name][:, rows, :, at].astype(np.float64), 2, 0)
+        if (low := memory.get(f"{name}_low")) is not None:
+            found += np.moveaxis(low[:, rows, :, at].astype(np.float64), 2, 0)
         found[:, ~live] = 0.0
         return found.swapaxes(2, 3)
 
@@ -140,59 +165,136 @@ class Dialect(NamedTuple):
     name: str
     buffers: tuple[Buffer, ...]
     has_ring: bool
-    folds_at_verify: bool
+    protocol: Protocol
     verify_writes: tuple[str, ...]
     """Buffers whose window rows (ring rows or steps) a verify writes, for the rows of the batch."""
     commit_writes: tuple[str, ...]
-    """Buffers that a commit writes, for the rows of the batch."""
+    """Buffers that a commit writes, for the rows of the batch; of checkpoints only those of rows
+    that fold (without a ring: of rows that keep a token)."""
     raw_records: tuple[tuple[str, str], ...]
     """Pairs (buffer, input) that must be equal bit for bit after a verify."""
+    derived_records: tuple[str, ...]
+    """Of `k` (normalised keys, with `k_low` if there is one), `g` and `beta`, those that a verify
+    writes: each must be the recurrence's within rounding."""
     represents: tuple[str, ...]
     """Buffers that `represented` reads."""
     represented: Callable[[Memory, Cursors, Setup], NDArray[np.float64]]
     bitwise_fold: bool
     """Whether the checkpoint is claimed to equal, bit for bit, that of the recurrent kernel."""
+    bitwise_outputs: bool = False
+    """Whether the same is claimed of what a verify returns."""
+    state_from_deltas: bool = False
+    """Whether the fold adds up stored deltas, so that what was lost on them is lost to the state:
+    the limits then allow for the precision of the output path and of the records."""
+    narrow_protocol: Protocol | None = None
+    """The protocol where the checkpoint is narrower than float32, if it is another."""
+    decodes_in_place: bool = False
+    """Whether a plain decode step advances the checkpoint; else it is a window of one."""
+    zeroes_padding: bool = True
+    """Whether a padding row's outputs are zero; else they mean nothing."""
+
+    @property
+    def folds_at_verify(self) -> bool:
+        """Whether a verify moves waiting records into the checkpoint; else a commit stores."""
+        return self.protocol.folds_at == "verify"
+
+    def kept(self, setup: Setup) -> tuple[Buffer, ...]:
+        """The buffers that exist in `setup`: low parts only where records are rounded."""
+        lossless = setup.dtypes.record in ("float32", "float64")
+        return tuple(b for b in self.buffers if not (b.low_part and lossless))
 
 
 SNAPSHOTS_DIALECT = Dialect(
     name="snapshots",
     buffers=(CHECKPOINT, SNAPSHOTS),
     has_ring=False,
-    folds_at_verify=False,
+    protocol=NO_RING,
     verify_writes=("snapshots",),
     commit_writes=("checkpoint",),
     raw_records=(),
+    derived_records=(),
     represents=("checkpoint",),
     represented=represented_by_checkpoint,
     bitwise_fold=False,
+    decodes_in_place=True,
+    zeroes_padding=False,
 )
 
 RING_DIALECT = Dialect(
     name="ring",
     buffers=(CHECKPOINT, *RINGS, *RING_CURSORS),
     has_ring=True,
-    folds_at_verify=True,
+    protocol=RING,
     verify_writes=tuple(ring.name for ring in RINGS),
     commit_writes=tuple(cursor.name for cursor in RING_CURSORS),
     raw_records=(("rawk", "k"), ("rawv", "v")),
-    represents=("checkpoint", "rawk", "rawv", "g", "beta"),
+    derived_records=("k", "g", "beta"),
+    represents=("checkpoint", "rawv", "rawk", "g", "beta"),
     represented=represented_by_ring,
     bitwise_fold=True,
+)
+
+FOLD_EVERY_COMMIT_DIALECT = Dialect(
+    name="fold-every-commit",
+    buffers=(CHECKPOINT, *WINDOW_RECORDS),
+    has_ring=False,
+    protocol=NO_RING,
+    verify_writes=tuple(record.name for record in WINDOW_RECORDS),
+    commit_writes=("checkpoint",),
+    raw_records=(("rawk", "k"), ("rawv", "v")),
+    derived_records=("g", "beta"),
+    represents=("checkpoint",),
+    represented=represented_by_checkpoint,
+    bitwise_fold=True,
+    bitwise_outputs=True,
+    zeroes_padding=False,
+)
+
+COMPACT_DIALECT = Dialect(
+    name="compact",
+    buffers=(CHECKPOINT, *COMPACT_RINGS, *COMPACT_CURSORS),
+    has_ring=True,
+    protocol=COMPACT,
+    narrow_protocol=COMPACT_NARROW,
+    verify_writes=tuple(ring.name for ring in COMPACT_RINGS),
+    commit_writes=("checkpoint", *(cursor.name for cursor in COMPACT_CURSORS)),
+    raw_records=(),
+    derived_records=("k", "g"),
+    represents=("checkpoint", *(ring.name for ring in COMPACT_RINGS)),
+    represented=represented_by_deltas,
+    bitwise_fold=False,
+    state_from_deltas=True,
 )
 
 OPEN_LOOP_DIALECT = Dialect(
     name="open-loop",
     buffers=(CHECKPOINT, *OUTPUT_RINGS, *RING_CURSORS),
     has_ring=True,
-    folds_at_verify=True,
+    protocol=RING,
     verify_writes=tuple(ring.name for ring in OUTPUT_RINGS),
     commit_writes=tuple(cursor.name for cursor in RING_CURSORS),
     raw_records=(),
+    derived_records=("k", "g"),
     represents=("checkpoint", "d", "k", "g"),
     represented=represented_by_deltas,
     bitwise_fold=False,
+    state_from_deltas=True,
 )
 
 DIALECTS: Mapping[str, Dialect] = {
-    d.name: d for d in (SNAPSHOTS_DIALECT, RING_DIALECT, OPEN_LOOP_DIALECT)
+    dialect.name: dialect
+    for dialect in (
+        SNAPSHOTS_DIALECT,
+        RING_DIALECT,
+        FOLD_EVERY_COMMIT_DIALECT,
+        COMPACT_DIALECT,
+        OPEN_LOOP_DIALECT,
+    )
 }
+
+
+def protocol_of(setup: Setup) -> Protocol:
+    """How the cursors of the setup's dialect move."""
+    dialect = DIALECTS[setup.dialect]
+    narrow = setup.dtypes.state in ("bfloat16", "float16")
+    return dialect.narrow_protocol if narrow and dialect.narrow_protocol else dialect.protocol

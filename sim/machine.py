@@ -82,7 +82,7 @@ class Machine(ABC):
         self.dt_bias = np.broadcast_to(np.asarray(dt_bias, arithmetic.compute), per_head)
         self.memory: dict[str, Array] = {
             buffer.name: np.zeros(buffer.shape(setup), arithmetic.storage(setup, buffer.role))
-            for buffer in self.dialect.buffers
+            for buffer in self.dialect.kept(setup)
         }
 
     # ------------------------------------------------------------------ operations
@@ -133,6 +133,10 @@ class Machine(ABC):
     def is_padding(self, slots: Ints) -> NDArray[np.bool_]:
         """Rows that belong to no request."""
         return slots <= NULL_SLOT
+
+    def places(self, slots: Ints) -> Ints:
+        """Index of each request on a `request` axis: here its slot is also its place."""
+        return slots
 
     def key_heads(self) -> Ints:
         """[HV] the key head that each value head reads."""

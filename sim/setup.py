@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-DIALECT_NAMES: Final = ("snapshots", "ring", "open-loop")
+DIALECT_NAMES: Final = ("snapshots", "ring", "fold-every-commit", "compact", "open-loop")
 ACTIVATIONS: Final = ("float32", "bfloat16", "float16")
 STATES: Final = ("float32", "bfloat16", "float16", "float64")
 HEAD_DIM_MAX: Final = 256

@@ -7,14 +7,13 @@ situations a setup can reach is found by asking the predicates about every reach
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.cursors import RING, Cursors, Protocol, Reachable, Transition, reachable
+from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 
 Ints = NDArray[np.int64]
@@ -36,6 +35,14 @@ class Step(NamedTuple):
     of a reset in it (for a dialect without a ring: it had verified)."""
     padding: int
     """How many rows of the batch are padding."""
+    protocol: Protocol = RING
+
+    @property
+    def folded(self) -> Ints:
+        """How many records this step replays into each row's checkpoint, at verify or commit."""
+        return np.asarray(
+            self.protocol.folded(self.before, self.accepted, self.ring, self.window), np.int64
+        )
 
     @property
     def end(self) -> Ints:
@@ -45,13 +52,13 @@ class Step(NamedTuple):
 
     @property
     def folds(self) -> Mask:
-        """Rows whose verify replays records into the checkpoint."""
-        return np.asarray((self.before.is_flush != 0) & (self.before.write_pos > 0))
+        """Rows whose records go into the checkpoint in this step."""
+        return self.folded > 0
 
     @property
     def plain(self) -> Mask:
-        """Rows whose flag is not set."""
-        return np.asarray(self.before.is_flush == 0)
+        """Rows that do not fold in this step."""
+        return self.folded == 0
 
 
 class Situation(NamedTuple):
@@ -95,21 +102,21 @@ SITUATIONS: Final[tuple[Situation, ...]] = (
     ),
     Situation(
         "fold",
-        "The verify first replays committed records into the checkpoint.",
+        "The step moves committed records into the checkpoint.",
         "row",
         lambda s: s.folds,
     ),
     Situation(
         "fold straddles the wrap",
-        "The replayed records lie on both sides of the step from ring row L-1 to row 0.",
+        "The folded records lie on both sides of the step from ring row L-1 to row 0.",
         "row",
-        lambda s: s.folds & (s.before.cache_base + s.before.write_pos > s.ring),
+        lambda s: s.folds & (s.before.cache_base + s.folded > s.ring),
     ),
     Situation(
         "longest fold",
-        "The fold replays L - T records, as many as the protocol ever lets pile up.",
+        "The fold takes L - T records, as many as the protocol ever lets pile up.",
         "row",
-        lambda s: s.folds & (s.before.write_pos == s.ring - s.window),
+        lambda s: s.folds & (s.folded == s.ring - s.window),
     ),
     Situation(
         "none accepted, no fold",
@@ -213,22 +220,7 @@ def _accepting_most(transitions: list[Transition]) -> Transition:
 
 def _protocol(setup: Setup) -> Reachable:
     """States and transitions of the setup's dialect; one state where there are no cursors."""
-    if DIALECTS[setup.dialect].has_ring:
-        return reachable(setup.ring, setup.window)
-    return _cursorless(setup.window)
-
-
-@cache
-def _cursorless(T: int) -> Reachable:
-    zero = Cursors(0, 0, 0)
-    return Reachable(
-        (zero,),
-        tuple(
-            Transition(zero, length, accepted, zero)
-            for length in range(1, T + 1)
-            for accepted in range(length + 1)
-        ),
-    )
+    return reachable(setup.ring, setup.window, protocol_of(setup))
 
 
 def _everything(setup: Setup) -> Step:
@@ -245,4 +237,5 @@ def _everything(setup: Setup) -> Step:
         accepted=windows[:, 1],
         stale=np.full(len(windows), leaves_cursors),
         padding=1,
+        protocol=protocol_of(setup),
     )

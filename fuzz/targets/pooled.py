@@ -102,7 +102,7 @@ class PooledTarget(ABC):
         self.slots = Slots(setup.slots)
         self.memory = {
             buffer.name: self.zeros(buffer.shape(setup), EMULATED.storage(setup, buffer.role).name)
-            for buffer in self.dialect.buffers
+            for buffer in self.dialect.kept(setup)
         }
         self.A_log = self.tensor(parameters.A_log, "float32")
         self.dt_bias = self.tensor(parameters.dt_bias, "float32")
@@ -153,7 +153,7 @@ class PooledTarget(ABC):
 
     def views(self) -> Mapping[str, View]:
         """The pool, live."""
-        return {b.name: View(b, self.memory[b.name]) for b in self.dialect.buffers}
+        return {b.name: View(b, self.memory[b.name]) for b in self.dialect.kept(self.setup)}
 
     # For subclasses.
 

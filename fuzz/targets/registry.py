@@ -1,6 +1,7 @@
 """From a target's name to a target.
 
     sim                  the simulator's ring machine
+    sim@DIALECT          its machine of another protocol, such as compact
     sim:NAME             the same with a planted bug
     sglang==VERSION      SGLang's released ring kernels, from the wheel in the cache
     sglang==VERSION+split    the same, verify and flush launched one at a time
@@ -45,7 +46,7 @@ def resolve(name: str, device: str = "cpu") -> Target:
         UnknownTarget: the name means nothing, or its class can't be imported.
         MissingTarget: its wheel or its packages are not here.
     """
-    if name == "sim" or name.startswith("sim:"):
+    if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
     if name.startswith("sglang=="):
         return _sglang(name, device)
@@ -81,12 +82,26 @@ def _simulated(name: str) -> Target:
 
     if name == "sim":
         return SimulatedTarget()
+    if name.startswith("sim@"):
+        return _simulated_dialect(name)
     bug = name.partition(":")[2]
     if bug not in PLANTED:
         raise UnknownTarget(
             f"target {name!r}: no bug named {bug!r} is planted; there are {', '.join(PLANTED)}"
         )
     return SimulatedTarget(name, PLANTED[bug].machine)
+
+
+def _simulated_dialect(name: str) -> Target:
+    from ringfold.fuzz.targets.simulated import SimulatedTarget
+    from ringfold.sim.protocols import MACHINES
+
+    dialect = name.partition("@")[2]
+    if dialect not in MACHINES:
+        raise UnknownTarget(
+            f"target {name!r}: no dialect is named {dialect!r}; there are {', '.join(MACHINES)}"
+        )
+    return SimulatedTarget(name, MACHINES[dialect])
 
 
 def _sglang(name: str, device: str) -> Target:

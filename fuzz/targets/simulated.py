@@ -1,11 +1,10 @@
-"""The simulator's reference machines as targets: `sim`, and each planted bug as `sim:NAME`.
+"""The simulator's reference machines as targets: `sim`, `sim@DIALECT`, each planted bug `sim:NAME`.
 
 They compute in float32 and store in the setup's dtypes, as kernels do, so the walk judges them by
 the same limits. Their twin is the machine of the dialect `snapshots`.
 """
 
 from __future__ import annotations
-
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,12 +89,14 @@ class SimulatedTarget:
         return packed(self.machine.decode(self._slots(rows), tokens_of(inputs, ones)), ones)
 
     def seat(self, request: Request) -> Mapping[str, int]:
-        """Its slot, which is also its place among the running requests."""
-        return {"slot": self.seats[request], "request": self.seats[request]}
+        """Its slot, and its place among the running requests."""
+        slot = np.array([self.seats[request]])
+        return {"slot": int(slot[0]), "request": int(self.machine.places(slot)[0])}
 
     def views(self) -> Mapping[str, View]:
         """The machine's memory."""
-        return {b.name: View(b, self.machine.memory[b.name]) for b in self.dialect.buffers}
+        buffers = self.dialect.kept(self.machine.setup)
+        return {b.name: View(b, self.machine.memory[b.name]) for b in buffers}
 
     def twin(self) -> Target | None:
         """The recurrent machine."""
