@@ -116,8 +116,9 @@ def _directed(plan: Plan) -> Iterator[Operation]:
             lengths = [length for length, _ in going.values()]
             accepted: list[int | None] = [n for _, n in going.values()]
             at = tag % (len(going) + 1)  # the padding row stands now in front, now behind
-            for column, value in ((rows, None), (lengths, 1), (accepted, None)):
-                column.insert(at, value)
+            rows.insert(at, None)
+            lengths.insert(at, 1)
+            accepted.insert(at, None)
             yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), dead="nan")
             yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
         for member in group:
@@ -253,9 +254,11 @@ class _Random:
                 accepted.append(None)
                 continue
             drawn = self.random.random()
-            n = int(self.random.binomial(length, self.greed)) if drawn < 0.7 else (0, length)[
-                int(drawn < 0.85)
-            ]
+            n = (
+                int(self.random.binomial(length, self.greed))
+                if drawn < 0.7
+                else (0, length)[int(drawn < 0.85)]
+            )
             accepted.append(n)
             counts[row] = n
         bound = self._advance(counts)
@@ -319,7 +322,7 @@ class _Random:
     def _room(self, request: int, accepted: int) -> int:
         """The longest window that fits behind the history once `accepted` tokens are committed."""
         after, T = self._committed(request, accepted, self.setup.window), self.setup.window
-        return min(T, self.setup.ring - after.write_pos) if self.ring else T
+        return min(T, self.setup.ring - int(after.write_pos))
 
     def _move(self, counts: dict[int, int], bound: int) -> None:
         for request, n in counts.items():
@@ -327,8 +330,7 @@ class _Random:
             self.bounds[request] = bound
 
     def _committed(self, request: int, accepted: int, bound: int) -> Cursors:
-        before = self.cursors[request]
-        return rules.commit(before, accepted, self.setup.ring, bound) if self.ring else before
+        return self.protocol.commit(self.cursors[request], accepted, self.setup.ring, bound)
 
     def _profile(self) -> str | None:
         """Now and then a window's numbers are of another kind than the history's."""

@@ -276,9 +276,12 @@ def _check_tags(operations: tuple[Operation, ...], where: str, used: set[int]) -
                 _check_profile(operation.profile, f"{here}.profile")
 
 
-def _forks(operations: tuple[Operation, ...]) -> bool:
+def _asks_for_cursors(operations: tuple[Operation, ...]) -> bool:
+    """Whether a fork or a bound is there, which not every cursor allows."""
     return any(
-        isinstance(op, Fork) or (isinstance(op, Repeat) and _forks(op.operations))
+        isinstance(op, Fork)
+        or (isinstance(op, Commit) and op.bound is not None)
+        or (isinstance(op, Repeat) and _asks_for_cursors(op.operations))
         for op in operations
     )
 
@@ -312,8 +315,8 @@ class _Rehearsal:
         setup = self.setup = trace.setup
         self.has_ring = DIALECTS[setup.dialect].has_ring
         self.protocol = protocol_of(setup)
-        # Cursors decide on nothing but forks; without them a repeat recurs in a turn or two.
-        self.moves_cursors = self.has_ring and _forks(trace.operations)
+        # Cursors decide on nothing else; without them a repeat recurs in a turn or two.
+        self.moves_cursors = self.has_ring and _asks_for_cursors(trace.operations)
         self.seats: dict[int, _Seat] = {}
         self.verified: dict[int, Verify] = {}  # windows in flight, by tag
         self.rows = 0
@@ -491,7 +494,13 @@ class _Rehearsal:
 
     def move(self, seat: _Seat, accepted: int, bound: int) -> None:
         if self.moves_cursors:
-            seat.cursors = _committed(self.protocol, seat.cursors, accepted, self.setup.ring, bound)
+            L = self.setup.ring
+            seat.cursors = _committed(self.protocol, seat.cursors, accepted, L, bound)
+            if (records := seat.cursors.write_pos) + bound > L:
+                raise TraceError(
+                    f"bound is {bound}, but behind {records} records a ring of {L} has room for "
+                    f"{L - records}: a bound may grow only as far as that"
+                )
         seat.bound, seat.pending = bound, None
 
     def place(self, operation: Place) -> None:
