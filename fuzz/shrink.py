@@ -1,0 +1,268 @@
+"""Shrinking: from a failing history to the smallest one that fails for the same cause.
+
+A trace is simpler when it has fewer requests, then fewer steps, then shorter windows, a smaller
+ring, a smaller head, quieter memory and plainer numbers; `size` is that order, and it is total.
+The shrinker tries simpler neighbours (`simpler.PASSES`) and keeps each that still fails for the
+same cause, until none does. Its last pass looks at *every* history that is as short, so that the
+result depends on the cause and hardly on where one started; equal results are one finding.
+
+docs/shrinking.md tells what counts as the same cause, and what is lost by that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ringfold.fuzz import failures, replay, simpler
+from ringfold.fuzz.mismatch import Check, Mismatch
+from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.target import Target
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Fork,
+    Idle,
+    Place,
+    Symptom,
+    Trace,
+    TraceError,
+    Verify,
+    digest,
+    unroll,
+    validate,
+)
+from ringfold.sim.setup import ACTIVATIONS
+
+SECONDS_MAX: Final = 60.0
+"""For one finding, unless the caller says otherwise; then the best so far is the result."""
+
+SHARPNESS: Final[tuple[Check, ...]] = (
+    "crash",
+    "cursors",
+    "records",
+    "frame",
+    "state-local",
+    "state-global",
+    "outputs",
+    "exactness",
+)
+"""One bug often fails several checks at once. The first of these that failed names the cause: an
+integer or a record says more than the wrong state that comes of it, and a wrong state more than
+the outputs. Exactness comes last, since a fold that is wrong by far is inexact as well."""
+
+
+class NoFailureError(ValueError):
+    """A trace that shows no mismatch on its target."""
+
+
+class Shrunk(msgspec.Struct):
+    """What became of a failing trace."""
+
+    trace: Trace
+    """The smallest, with what was seen on it."""
+    mismatches: list[Mismatch]
+    cause: Symptom
+    walks: int
+    """How many candidates were walked."""
+    seconds: float
+    complete: bool
+    """False when the time limit came first."""
+
+    @property
+    def digest(self) -> str:
+        """Failures with the same one have the same cause, as far as anybody can tell."""
+        return digest(self.trace)
+
+    @property
+    def steps(self) -> int:
+        """Its length."""
+        return steps(self.trace)
+
+
+def cause(mismatches: Sequence[Mismatch]) -> Symptom:
+    """What failures of one cause share: the sharpest finding of the first operation that failed.
+
+    Whether dead memory was NaN makes no difference, and neither does which of the two state checks
+    failed.
+    """
+    first = min((m.iteration, m.operation) for m in mismatches)
+    together = [m for m in mismatches if (m.iteration, m.operation) == first]
+    sharpest = min(together, key=lambda m: SHARPNESS.index(m.check))
+    check: Check = "state-local" if sharpest.check == "state-global" else sharpest.check
+    return Symptom(check=check, symptom=sharpest.symptom.replace("is NaN, not", "is not"))
+
+
+def steps(trace: Trace) -> int:
+    """A step is a verify and its commit, or a plain decode; a batch of padding counts too."""
+    return sum(isinstance(o, Verify | Decode | Idle) for o, _ in unroll(trace.operations))
+
+
+def size(trace: Trace) -> tuple[Any, ...]:
+    """The order of traces: the smaller tuple is the simpler trace."""
+    operations = [operation for operation, _ in unroll(trace.operations)]
+    setup, g, dtypes = trace.setup, trace.setup.geometry, trace.setup.dtypes
+    verifies = [o for o in operations if isinstance(o, Verify)]
+    places = [o for o in operations if isinstance(o, Place)]
+    commits = [o for o in operations if isinstance(o, Commit)]
+    profiles = [o.profile for o in operations if isinstance(o, Verify | Decode | Place)]
+    rows = [row for o in operations if isinstance(o, Verify | Decode) for row in o.rows]
+    plain = simpler.renamed(trace).operations == trace.operations
+    return (
+        sum(isinstance(o, Admit | Place | Fork) for o in operations),
+        steps(trace),
+        sum(isinstance(o, Decode | Idle | Fork) for o in operations),
+        len(operations),
+        len(rows),
+        sum(sum(o.lengths) for o in verifies),
+        setup.window,
+        setup.ring,
+        g.heads * g.value_heads * g.key_dim * g.value_dim,
+        (g.heads, g.value_heads, g.key_dim, g.value_dim),
+        setup.layers,
+        setup.slots,
+        [ACTIVATIONS.index(dtypes.activation), ACTIVATIONS.index(dtypes.record)],
+        dtypes.state != "float32",
+        not setup.l2norm,
+        sum(simpler.DEAD.index(o.dead) for o in operations),
+        sum(profile is not None for profile in profiles),
+        trace.payload.tensors is not None,
+        _rank(trace.payload.profile),
+        len(places),
+        sum(o.records for o in places),
+        sum(o.base for o in places),
+        sum(n or 0 for o in commits for n in o.accepted),
+        sum(o.bound is not None for o in commits),
+        not plain,
+        trace.payload.seed,
+        msgspec.json.encode(trace.operations),
+    )
+
+
+def _rank(profile: str) -> int:
+    known = (*simpler.PROFILES_PLAIN, *PROFILES)
+    return known.index(profile)
+
+
+def shrink(
+    trace: Trace,
+    target: Target,
+    *,
+    folder: Path | None = None,
+    seconds_max: float = SECONDS_MAX,
+    on_progress: Callable[[Trace, int], None] = lambda best, walks: None,
+) -> Shrunk:
+    """The smallest trace found that fails on `target` for the same cause as `trace`.
+
+    `folder` is where the trace's explicit tensors lie, if it has any. `on_progress` hears the best
+    so far and the number of candidates walked.
+
+    Raises:
+        NoFailureError: the trace shows no mismatch.
+    """
+    return _Shrinker(trace, target, folder or Path(), seconds_max, on_progress).run()
+
+
+class _Shrinker:
+    """The best trace so far, and what was tried."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        target: Target,
+        folder: Path,
+        seconds_max: float,
+        on_progress: Callable[[Trace, int], None],
+    ) -> None:
+        self.target, self.folder, self.on_progress = target, folder, on_progress
+        self.started = time.monotonic()
+        self.seconds_max = seconds_max
+        self.walks = 0
+        self.tried: set[str] = set()
+        # What a replay expects and what was seen belong to the trace that was found.
+        self.best = msgspec.structs.replace(trace, expected="agree", seen=(), identity={})
+        mismatches = self._walk(self.best)
+        if not mismatches:
+            raise NoFailureError(
+                "the trace shows no mismatch on this target: there is nothing to shrink "
+                "(a failure that comes and goes depends on more than the history)"
+            )
+        self.cause = cause(mismatches)
+        self._keep(self.best, mismatches)
+
+    def run(self) -> Shrunk:
+        """Pass after pass, until a whole round changes nothing or time is out."""
+        complete = True
+        try:
+            while self._round():
+                pass
+        except TimeoutError:
+            complete = False
+        self.mismatches = self._walk(self.best, limited=False)
+        trace = failures.as_failure(self.best, self.mismatches, dict(self.target.identity()))
+        seconds = round(time.monotonic() - self.started, 3)
+        return Shrunk(trace, self.mismatches, self.cause, self.walks, seconds, complete)
+
+    def _round(self) -> bool:
+        improved = False
+        for simplify in (self._alone, *simpler.PASSES):
+            while self._improve(simplify(self.best)):
+                improved = True
+        return improved
+
+    def _alone(self, trace: Trace) -> Iterator[Trace]:
+        suspect = next((m.request for m in self.mismatches if m.request is not None), None)
+        return simpler.alone(trace, suspect)
+
+    def _improve(self, candidates: Iterator[Trace]) -> bool:
+        """Take the first candidate that is simpler and fails for the same cause."""
+        limit = size(self.best)
+        for candidate in candidates:
+            if not _is_legal(candidate):
+                continue
+            # Once the best is plainly named, every candidate is: it depends on structure alone.
+            named = simpler.renamed(candidate) if self.plain else candidate
+            name = digest(named)
+            if name in self.tried or size(named) >= limit:
+                continue
+            self.tried.add(name)
+            mismatches = self._walk(named)
+            if mismatches and cause(mismatches) == self.cause:
+                self._keep(named, mismatches)
+                return True
+        return False
+
+    def _keep(self, trace: Trace, mismatches: list[Mismatch]) -> None:
+        """A new best, cut behind the operation that failed."""
+        self.best = failures.as_failure(trace, [_first(mismatches)], {})
+        self.best = msgspec.structs.replace(self.best, expected="agree", seen=())
+        self.mismatches = mismatches
+        self.plain = simpler.renamed(self.best).operations == self.best.operations
+        self.on_progress(self.best, self.walks)
+
+    def _walk(self, trace: Trace, limited: bool = True) -> list[Mismatch]:
+        """What a walk finds; nothing where the target refuses the setup."""
+        if limited and time.monotonic() - self.started > self.seconds_max:
+            raise TimeoutError
+        self.walks += 1
+        try:
+            return replay.walk(trace, self.target, self.folder).mismatches
+        except Exception:  # noqa: BLE001 - a target may refuse a smaller setup in any way
+            return []
+
+
+def _is_legal(trace: Trace) -> bool:
+    try:
+        validate(trace)
+    except TraceError:
+        return False
+    return True
+
+
+def _first(mismatches: Sequence[Mismatch]) -> Mismatch:
+    return min(mismatches, key=lambda m: (m.iteration, m.operation))
