@@ -19,6 +19,7 @@ from rich.text import Text
 from ringfold import __version__
 from ringfold.fuzz import explain as explaining
 from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.console import AsJson, err, out, print_json, progress_display
@@ -60,6 +61,7 @@ targets_app = typer.Typer(
 )
 app.add_typer(targets_app, name="targets")
 app.command()(memory)
+app.command()(drift)
 
 OnDevice = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them.")

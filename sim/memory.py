@@ -12,7 +12,6 @@ allocated), `srt/configs/mamba_utils.py` (`Mamba2StateShape`, `replayssm_ring_by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 from typing import Final, NamedTuple
 
@@ -20,9 +19,9 @@ import msgspec
 
 from ringfold.sim.dialects import (
     CHECKPOINT,
+    DIALECTS,
     OUTPUT_RINGS,
     RING_CURSORS,
-    RINGS,
     SNAPSHOTS,
     Buffer,
     Role,
@@ -160,21 +159,17 @@ CONV_WINDOWS: Final = Buffer(
 )
 
 
-def rekeyed(buffers: Iterable[Buffer], old: str, new: str) -> tuple[Buffer, ...]:
-    """The same buffers with one axis in place of another."""
-    return tuple(b._replace(axes=tuple(new if a == old else a for a in b.axes)) for b in buffers)
-
-
-SPECULATIVE: Final = (CHECKPOINT, CONV, CONV_WINDOWS)
-FOLD_RINGS: Final = rekeyed([r for r in RINGS if r.name not in ("d", "k")], "ring", "step")
-# What bfloat16 and float16 cut off a record is kept beside it.
-LOW_PARTS: Final = tuple(r._replace(name=f"{r.name}_low") for r in OUTPUT_RINGS if r.name != "g")
-COMPACT_RINGS: Final = rekeyed((*OUTPUT_RINGS, *LOW_PARTS, *RING_CURSORS), "slot", "request")
 # Plain decoding folds d into the state, so these records have the state's dtype.
-DECODE_RINGS: Final = (
+DECODE_RING: Final = (
+    CHECKPOINT,
     *(r._replace(role="state") if r.role == "record" else r for r in OUTPUT_RINGS),
     RING_CURSORS[0],
 )
+
+
+def speculative(dialect: str) -> tuple[Buffer, ...]:
+    """What a pool keeps that verifies drafts by this protocol."""
+    return (*DIALECTS[dialect].buffers, CONV, CONV_WINDOWS)
 
 
 class Budget(NamedTuple):
@@ -205,46 +200,46 @@ class Layout(NamedTuple):
     def kept(self, pool: Pool) -> tuple[Buffer, ...]:
         """The buffers that `pool` needs: float32 records have no low part."""
         whole = pool.conv_dtype == "float32"
-        return tuple(b for b in self.buffers if not (whole and b.name.endswith("_low")))
+        return tuple(b for b in self.buffers if not (whole and b.low_part))
 
 
 LAYOUTS: Final = (
-    Layout("snapshots", "0.5.16", (*SPECULATIVE, SNAPSHOTS), Budget(0, drafts=True, rings=False)),
+    Layout("snapshots", "0.5.16", speculative("snapshots"), Budget(0, drafts=True, rings=False)),
     Layout(
         "ring",
         "0.5.16",
-        (*SPECULATIVE, *RINGS, *RING_CURSORS),
+        speculative("ring"),
         Budget(0, drafts=True, rings=False),
     ),
     Layout(
         "snapshots",
         "0.5.17-0.5.23",
-        (*SPECULATIVE, SNAPSHOTS),
+        speculative("snapshots"),
         Budget(1, drafts=True, rings=False),
     ),
     Layout(
         "fold-every-commit",
         "0.5.17-0.5.19",
-        (*SPECULATIVE, *FOLD_RINGS),
+        speculative("fold-every-commit"),
         Budget(1, drafts=False, rings=True),
     ),
     Layout(
         "compact",
         "0.5.20-0.5.23",
-        (*SPECULATIVE, *COMPACT_RINGS),
+        speculative("compact"),
         Budget(1, drafts=False, rings=True),
     ),
-    Layout("open-loop", "no release", (*SPECULATIVE, *OUTPUT_RINGS, *RING_CURSORS)),
+    Layout("open-loop", "no release", speculative("open-loop")),
     Layout(
         "decode-ring",
         "0.5.16",
-        (CHECKPOINT, CONV, *DECODE_RINGS),
+        (CONV, *DECODE_RING),
         Budget(0, drafts=False, rings=False),
     ),
     Layout(
         "decode-ring",
         "0.5.17-0.5.23",
-        (CHECKPOINT, CONV, *DECODE_RINGS),
+        (CONV, *DECODE_RING),
         Budget(1, drafts=False, rings=False),
     ),
 )
@@ -291,8 +286,8 @@ class Account(msgspec.Struct, frozen=True):
 
 def is_ring(buffer: Buffer) -> bool:
     """Whether a buffer holds records of tokens."""
-    names = {b.name for b in (*RINGS, *LOW_PARTS)}
-    return buffer.name in names
+    cursor = buffer.role in ("position", "flag")
+    return not cursor and buffer not in (CHECKPOINT, SNAPSHOTS, CONV, CONV_WINDOWS)
 
 
 def kept(buffer: Buffer, pool: Pool) -> Kept:

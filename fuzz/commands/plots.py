@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ringfold.sim.drift import Bound, Study, Track
 from ringfold.sim.memory import Account
 
 if TYPE_CHECKING:
@@ -67,3 +68,49 @@ def memory(path: Path, title: str, accounts: Sequence[Account]) -> None:
     axes.set_title(title)
     axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def drift(path: Path, study: Study, bounds: Sequence[Bound], tracks: Sequence[Track]) -> None:
+    """Errors of state and outputs, and flips so far, against tokens: a column a gate strength.
+
+    A curve is the worst key similarity. Ring lengths and acceptance rates but for the first are
+    left out, so that the curves can be told apart.
+    """
+    base = [
+        t
+        for t in tracks
+        if (t.case.ring, t.case.acceptance) == (tracks[0].case.ring, tracks[0].case.acceptance)
+    ]
+    dialects = list(dict.fromkeys(t.case.dialect for t in base))
+    precisions = list(dict.fromkeys(t.case.precision for t in base))
+    styles = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
+    figure = new_figure(4 * len(study.gates), 9)
+    grid = figure.subplots(3, len(study.gates), sharex=True, sharey="row", squeeze=False)
+    for gate, A_log in enumerate(study.gates):
+        state, output, flips = grid[:, gate]
+        state.set_title(f"A_log = {A_log:g}")
+        for track in base:
+            x = [p.tokens for p in track.points]
+            look = {
+                "color": f"C{dialects.index(track.case.dialect)}",
+                "linestyle": styles[precisions.index(track.case.precision) % len(styles)],
+                "label": f"{track.case.dialect} {track.case.precision}",
+            }
+            state.loglog(x, [max(p.state[gate]) for p in track.points], **look)
+            output.loglog(x, [max(p.output[gate]) for p in track.points], **look)
+            so_far, counted = 0, []
+            for point in track.points:
+                so_far += sum(point.flips[gate])
+                counted.append(so_far)
+            flips.loglog(x, counted, **look)
+        x = [b.tokens for b in bounds]
+        state.loglog(x, [max(b.state[gate]) for b in bounds], "k-", lw=2, label="float32 bound")
+        output.loglog(x, [max(b.output[gate]) for b in bounds], "k-", lw=2, label="float32 bound")
+        flips.set_xlabel("tokens")
+    for axes, label in zip(
+        grid[:, 0], ("error of the state", "error of outputs", "flips so far"), strict=True
+    ):
+        axes.set_ylabel(label)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,195 @@
+"""`ringfold drift`: errors over many thousand tokens, and the first word that they change."""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+import typer
+from rich.table import Table
+
+from ringfold import __version__
+from ringfold.fuzz.commands import plots
+from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.failures import write_text
+from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.drift import PRECISIONS, Bound, Case, Study, Track, cases_of, run
+from ringfold.sim.setup import Geometry, require
+
+EARLY = 1000
+"""Tokens after which errors are compared with those at the end."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run of `ringfold drift` found, and where."""
+
+    machine: dict[str, str]
+    seconds: float
+    study: Study
+    bounds: list[Bound]
+    tracks: list[Track]
+
+
+class Summary(NamedTuple):
+    """A case in a few numbers, the worst gate strength, similarity and seed."""
+
+    state_early: float | None
+    state: float
+    output: float
+    flips: int
+    first_flip: int | None
+    """The earliest of all texts."""
+    flipped: int
+    """Texts with a flip."""
+    texts: int
+
+
+def drift(
+    tokens: Annotated[int, typer.Option(help="Length of each text.")] = 10_000,
+    dialect: Annotated[
+        list[str] | None, typer.Option(help=f"Repeatable: {', '.join(DIALECTS)}. [all]")
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help=f"Repeatable: {', '.join(PRECISIONS)}. [all]")
+    ] = None,
+    ring: Annotated[
+        list[int] | None, typer.Option(help="Ring length, repeatable. [16, 8, 64]")
+    ] = None,
+    acceptance: Annotated[
+        list[float] | None,
+        typer.Option(help="How likely a draft is accepted, repeatable. [0.7, 0, 1]"),
+    ] = None,
+    gate: Annotated[
+        list[float] | None, typer.Option(help="A_log, repeatable. [-1, -4, -7, -10]")
+    ] = None,
+    similarity: Annotated[
+        list[float] | None, typer.Option(help="Mean cosine of keys, repeatable. [0, 0.5, 0.9]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Texts of each kind.")] = 2,
+    seed: Annotated[int, typer.Option(help="Decides every number.", min=0, max=2**32 - 1)] = 0,
+    window: Annotated[int, typer.Option(help="Drafted tokens of a verify, bonus included.")] = 4,
+    heads: Annotated[int, typer.Option(help="Key heads H.")] = 1,
+    value_heads: Annotated[int, typer.Option(help="Value heads HV.")] = 2,
+    k: Annotated[int, typer.Option("--k", help="Width K of a key.")] = 32,
+    v: Annotated[int, typer.Option("--v", help="Width V of a value.")] = 32,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Written anew at every point reached.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw errors against tokens.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Walk protocols at many precisions through long texts; compare state, outputs and words."""
+    plots.require(plot)
+    defaults = Study()
+    study = Study(
+        geometry=Geometry(heads, value_heads, k, v),
+        window=window,
+        tokens=tokens,
+        gates=tuple(gate or defaults.gates),
+        similarities=tuple(similarity or defaults.similarities),
+        seeds=seeds,
+        seed=seed,
+    )
+    dialects = dialect or list(DIALECTS)
+    for name in dialects:
+        require(name in DIALECTS, "dialect", name, f"one of {', '.join(DIALECTS)}", "name one")
+    cases = cases_of(
+        dialects, precision or list(PRECISIONS), ring or [16, 8, 64], acceptance or [0.7, 0.0, 1.0]
+    )
+    started = time.monotonic()
+
+    def report(bounds: list[Bound], tracks: list[Track]) -> Report:
+        seconds = round(time.monotonic() - started, 1)
+        found = Report(_machine(), seconds, study, bounds, tracks)
+        if save is not None:
+            write_text(save, msgspec.json.encode(found).decode() + "\n")
+        return found
+
+    with progress_display() as display:
+        task = display.add_task("decoding the text", total=None)
+
+        def at_step(position: int, case: Case) -> None:
+            display.update(task, description=f"{position:,} of {tokens:,} tokens: {case}")
+
+        found = report(*run(study, cases, report, at_step))
+    if plot is not None:
+        plots.drift(plot, found.study, found.bounds, found.tracks)
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "ringfold": __version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    """As the operating system names it."""
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        for line in described.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def summary(track: Track) -> Summary:
+    """The worst of everything."""
+    last = track.points[-1]
+    early = [p for p in track.points if p.tokens == EARLY]
+    flips = [token for gate in track.first_flip for kind in gate for token in kind]
+    at = [token for token in flips if token is not None]
+    return Summary(
+        max(map(max, early[0].state)) if early else None,
+        max(map(max, last.state)),
+        max(max(map(max, p.output)) for p in track.points),
+        sum(sum(map(sum, p.flips)) for p in track.points),
+        min(at, default=None),
+        len(at),
+        len(flips),
+    )
+
+
+def _show(report: Report) -> None:
+    study, first = report.study, report.tracks[0].case
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings = ("case", "state@1k", "at end", "outputs", "flips", "first", "texts")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for track in report.tracks:
+        one, case = summary(track), track.case
+        table.add_row(
+            _label(case, first),
+            "" if one.state_early is None else f"{one.state_early:.1e}",
+            f"{one.state:.1e}",
+            f"{one.output:.1e}",
+            f"{one.flips:,}",
+            "" if one.first_flip is None else f"{one.first_flip:,}",
+            f"{one.flipped}/{one.texts}",
+        )
+    out.print(table)
+    out.print(
+        f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
+        f"acceptance {first.acceptance:g} but where another is named. Errors are relative, the worst of all gates, "
+        "similarities and seeds; flips are words that differ from the text's, in all texts; "
+        "first is the earliest, texts how many have one.",
+        markup=False,
+    )
+
+
+def _label(case: Case, first: Case) -> str:
+    ring = f" L={case.ring}" if case.ring != first.ring else ""
+    rate = f" acceptance={case.acceptance:g}" if case.acceptance != first.acceptance else ""
+    return f"{case.dialect} {case.precision}{ring}{rate}"
