@@ -123,10 +123,18 @@ def strong_gates(bits: Bits, limits: Limits) -> Tokens:
     return ordinary(bits, limits)._replace(a=between(bits.gate[..., 0], 1024, 2048))
 
 
+def softplus_knee(bits: Bits, limits: Limits) -> Tokens:
+    """From where softplus is exp(x) up to where it is x in any dtype: each form's own range."""
+    return ordinary(bits, limits)._replace(a=between(bits.gate[..., 0], -16, 24))
+
+
 def unit_gates(bits: Bits, limits: Limits) -> Tokens:
-    """In float32 exp(g) and beta are 1: nothing fades, and each key is overwritten whole."""
+    """In float32 exp(g) and beta are 1: nothing fades, and each key is overwritten whole.
+
+    Half of the b lie where exp(b) overflows float32.
+    """
     return ordinary(bits, limits)._replace(
-        a=between(bits.gate[..., 0], -192, -160), b=between(bits.gate[..., 1], 48, 64)
+        a=between(bits.gate[..., 0], -192, -160), b=between(bits.gate[..., 1], 48, 128)
     )
 
 
@@ -188,7 +196,7 @@ def mixture(bits: Bits, limits: Limits) -> Tokens:
 
 
 MIXTURE: Final[Mapping[Callable[[Bits, Limits], Tokens], tuple[int, int]]] = {
-    # Of 32 tokens; the other 8 are ordinary. What erases a state or drowns it is kept rare.
+    # Of 32 tokens; the other 6 are ordinary. What erases a state or drowns it is kept rare.
     slow_decay: (0, 7),
     near_duplicate_keys: (7, 12),
     beta_edges: (12, 16),
@@ -197,6 +205,7 @@ MIXTURE: Final[Mapping[Callable[[Bits, Limits], Tokens], tuple[int, int]]] = {
     subnormal: (21, 22),
     strong_gates: (22, 23),
     large: (23, 24),
+    softplus_knee: (24, 26),
 }
 
 
@@ -237,6 +246,7 @@ PROFILES: Final[Mapping[str, Profile]] = {
     "ordinary": Profile(ordinary, A_log=(-4.0, 0.0)),
     "slow-decay": Profile(slow_decay),
     "strong-gates": Profile(strong_gates),
+    "softplus-knee": Profile(softplus_knee),
     "unit-gates": Profile(unit_gates),
     "beta-edges": Profile(beta_edges),
     "near-duplicate-keys": Profile(near_duplicate_keys),

@@ -37,7 +37,7 @@ class Snapshots(Machine):
         self.require_bound(bound)
         moves = self.moves(batch.lengths)
         at, step = batch.slots[moves], self.committed_step(batch.lengths[moves])
-        self.store_checkpoint(at, self.memory["snapshots"][:, self.places(at), step])
+        self.store_checkpoint(at, self.memory["snapshots"][:, self.snapshot_places(at), step])
 
     @as_hardware_does
     def decode(self, slots: ArrayLike, tokens: Tokens) -> Array:
@@ -55,6 +55,10 @@ class Snapshots(Machine):
     def places(self, slots: Ints) -> Ints:
         """Where each request keeps its snapshots: here its slot is also its place."""
         return slots
+
+    def snapshot_places(self, slots: Ints) -> Ints:
+        """Where each request's snapshots are: at its own place."""
+        return self.places(slots)
 
     def moves(self, accepted: Ints) -> NDArray[np.bool_]:
         """Rows whose checkpoint a commit replaces: those that keep a token."""
@@ -77,6 +81,6 @@ class Snapshots(Machine):
                 state.take(rows, 1), q[:, :, :, t].take(rows, 1)
             )
             if keep:
-                places = self.places(batch.slots[rows])
+                places = self.snapshot_places(batch.slots[rows])
                 self.memory["snapshots"][:, places, t] = state.take(rows, 1)
         return outputs, state

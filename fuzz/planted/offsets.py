@@ -81,7 +81,7 @@ class CheckpointReadTransposed(Ring):
 class SnapshotsByBatchRow(Snapshots):
     """Snapshots are kept by the batch's row, which another batch takes before the commit."""
 
-    def places(self, slots: Ints) -> Ints:
+    def snapshot_places(self, slots: Ints) -> Ints:
         """The row's index where its request's place is meant."""
         return np.arange(slots.size) + 1
 
@@ -89,7 +89,7 @@ class SnapshotsByBatchRow(Snapshots):
 class SnapshotPlacesShared(Snapshots):
     """Two requests share a place for their snapshots."""
 
-    def places(self, slots: Ints) -> Ints:
+    def snapshot_places(self, slots: Ints) -> Ints:
         """An index halved."""
         return slots // 2
 

@@ -32,7 +32,7 @@ from ringfold.oracle.gdn import Array, Parameters, log_decay, prepare, scan, sig
 from ringfold.sim.precision import DTYPES, rounded
 from ringfold.sim.setup import ACTIVATIONS, STATES, Dtypes, Geometry, Setup
 
-GOLDEN = "b409902936a9726a2abe30f8e3b3f3165d1e7cf8ca3b8667bf1301c3f5e21ead"
+GOLDEN = "2b9e255c9c4ee60b338873031651463888f979f979ebe9b40db236b69259e9f8"
 """SHA-256 over `sample()`: a change of this digest changes what every trace ever kept means."""
 
 FP16_MAX = 65504.0
@@ -262,9 +262,25 @@ class TestProfiles:
 
         assert decay.max() < 1e-7
 
+    def test_softplus_knee(self, dtype: str) -> None:
+        """Tokens lie where softplus is exp(x), where it bends, where it is nearly x, and where it is.
+
+        Kernels switch to x at 20 in float32.
+        """
+        inputs, head = self.drawn("softplus-knee", dtype)
+
+        x = inputs.a + head.dt_bias[:, None]
+        for low, high in ((-17, -4), (-4, 4), (4, 20), (20, 25)):
+            assert np.mean((low <= x) & (x < high)) > 0.05
+
     def test_unit_gates(self, dtype: str) -> None:
-        """exp(g) and beta are exactly 1, softplus is 0 in float32, and all that in float64 too."""
+        """exp(g) and beta are exactly 1, softplus is 0 in float32, and all that in float64 too.
+
+        Half of the b overflow a float32 exponential.
+        """
         inputs, head = self.drawn("unit-gates", dtype)
+        with np.errstate(over="ignore"):
+            assert 0.3 < np.mean(np.isinf(np.exp(inputs.b))) < 0.7
 
         decay, beta = gates(inputs, head)
         assert np.all(decay == 1.0)
