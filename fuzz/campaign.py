@@ -37,8 +37,8 @@ LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
 """Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
 
 WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
-ABREAST: Final = {"cpu": 4, "cuda": 0.4}
-"""Lots in flight for each worker. All compile at once, but processes that share a GPU take turns:
+ABREAST: Final = {"cpu": 1.5, "cuda": 0.75}
+"""Lots under way for each worker. All compile at once, but processes that share a GPU take turns:
 with 16 of them an operation waited longer for its turn than it ran."""
 
 POLL_SECONDS: Final = 0.2
@@ -320,7 +320,7 @@ class Campaign:
         todo = lots(self.plans, self.seed, self.budget, self.device)
         flying: deque[Future[list[Walked]]] = deque()
         while True:
-            while len(flying) < max(1, ABREAST[self.device] * self.report.workers) and not self.orders.out_of_time():
+            while self._idle(flying) and not self.orders.out_of_time():
                 lot = next(todo, None)
                 if lot is None:
                     break
@@ -334,6 +334,11 @@ class Campaign:
                 self._add(walked)
             if time.monotonic() - self.written > REPORT_SECONDS:
                 self._write()
+
+    def _idle(self, flying: Sequence[Future[Any]]) -> bool:
+        """Whether another lot should start; those that wait to be added up are done."""
+        busy = sum(not lot.done() for lot in flying)
+        return busy < max(1, ABREAST[self.device] * self.report.workers)
 
     def _pause(
         self, future: Future[Any], on_progress: Callable[[Report, int, float], None]
