@@ -263,7 +263,7 @@ class TestProfiles:
         assert decay.max() < 1e-7
 
     def test_softplus_knee(self, dtype: str) -> None:
-        """Tokens lie where softplus is exp(x), where it bends, where it is nearly x, and where it is.
+        """Tokens lie where softplus is exp(x), where it bends, where it nears x, and where it is x.
 
         Kernels switch to x at 20 in float32.
         """
