@@ -13,6 +13,7 @@ along the row axis of one batch, so a case walks them all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -192,8 +193,7 @@ class Text:
 
     def decode(self, count: int) -> Chunk:
         """The next `count` tokens."""
-        start, batch = self.state.copy(), self.state.shape[:2]
-        noise = [NOISE * self.rng.standard_normal((count, *batch, *shape)) for shape in self.shapes]
+        start, noise = self.state.copy(), self.noise(count)
         drawn: list[list[Array]] = [[] for _ in self.shapes]
         outputs, words = [], []
         for t in range(count):
@@ -211,6 +211,14 @@ class Text:
         )
         self.units = trail.units
         return Chunk(text, np.stack(outputs, 2), np.stack(words, 2), self.limit(trail, text))
+
+    def noise(self, count: int) -> list[Array]:
+        """Noise of q, k, v, a and b, [n, gate, row, ...]; the same however a text is cut."""
+        shapes = [(*self.state.shape[:2], *shape) for shape in self.shapes]
+        ends = np.cumsum([prod(shape) for shape in shapes])
+        drawn = NOISE * self.rng.standard_normal((count, ends[-1]))
+        parts = np.split(drawn, ends[:-1], axis=1)
+        return [part.reshape(count, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def embedded(self, noise: Sequence[Array]) -> list[Array]:
         """Inputs of the last word, [gate, row, ...]: q, k, v, a and b."""

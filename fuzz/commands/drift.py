@@ -182,8 +182,9 @@ def _show(report: Report) -> None:
     out.print(table)
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
-        f"acceptance {first.acceptance:g} but where another is named. Errors are relative, the worst of all gates, "
-        "similarities and seeds; flips are words that differ from the text's, in all texts; "
+        f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "
+        "the worst of all gates, similarities and seeds; flips are words that differ from the "
+        "text's, in all texts; "
         "first is the earliest, texts how many have one.",
         markup=False,
     )
