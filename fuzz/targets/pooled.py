@@ -35,8 +35,6 @@ from ringfold.sim.slots import Slots
 if TYPE_CHECKING:
     import torch
 
-PADDING_SLOTS = (-1, NULL_SLOT)
-"""What stands in a padding row; SGLang's backend writes -1, its wrappers default to 0."""
 
 
 class Batch(NamedTuple):
@@ -51,6 +49,8 @@ class PooledTarget(ABC):
 
     dialect: ClassVar[Dialect]
     precision: Precision = TF32
+    padding_slots: ClassVar[tuple[int, ...]] = (-1, NULL_SLOT)
+    """What stands in padding rows, in turn: SGLang's backend writes -1, its wrappers take 0."""
     operations: ClassVar[frozenset[str]] = frozenset(
         {"admit", "free", "verify", "commit", "decode", "idle", "place"}
     )
@@ -162,7 +162,9 @@ class PooledTarget(ABC):
         return self.tensor(
             np.array(
                 [
-                    PADDING_SLOTS[i % len(PADDING_SLOTS)] if row is None else self.seats[row]
+                    self.padding_slots[i % len(self.padding_slots)]
+                    if row is None
+                    else self.seats[row]
                     for i, row in enumerate(rows)
                 ]
             ),

@@ -1,25 +1,35 @@
 """From a target's name to a target.
 
-    sim                  the simulator's ring machine
-    sim@DIALECT          its machine of another protocol, such as compact
-    sim:NAME             the same with a planted bug
-    sglang==VERSION      SGLang's released ring kernels, from the wheel in the cache
-    sglang==VERSION+split    the same, verify and flush launched one at a time
-    package.module:Class     a class of yours, called with the device
+| name | what |
+|---|---|
+| `sim` | the simulator's ring machine |
+| `sim@DIALECT` | its machine of another protocol, such as `compact` |
+| `sim:NAME` | the ring machine with a planted bug |
+| `sglang==VERSION` | SGLang's speculative verification as that release runs it |
+| `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
+| `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
+| `package.module:Class` | a class of yours, called with the device |
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from ringfold.fuzz.target import Target
+from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets import wheels
+from ringfold.fuzz.targets.wheels import WheelError
 
-RELEASES = ("sglang==0.5.16",)
-"""Releases whose kernels this version can drive."""
+KNOWN_RELEASES: Final = tuple(f"sglang==0.5.{patch}" for patch in range(16, 24))
+"""Releases that were tried. Any other is taken too if its files hold a known dialect."""
 
-SPLIT = "+split"
+SPLIT: Final = "+split"
+
+ABOUT: Final = {
+    "ring": "ring verify and exact fold",
+    "fold-every-commit": "recurrent verify, raw inputs folded at every commit",
+    "compact": "ring verify, deltas in two parts folded in the commit",
+}
 
 
 class UnknownTarget(ValueError):
@@ -39,7 +49,7 @@ class Listed(NamedTuple):
     """What to type when it is missing; empty when it is there."""
 
 
-def resolve(name: str, device: str = "cpu") -> Target:
+def resolve(name: str, device: Device = "cpu") -> Target:
     """Build the target of this name, not yet opened.
 
     Raises:
@@ -48,7 +58,7 @@ def resolve(name: str, device: str = "cpu") -> Target:
     """
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
-    if name.startswith("sglang=="):
+    if name.partition("==")[0] in ("sglang", "sglang-snapshots"):
         return _sglang(name, device)
     if ":" in name:
         return _users(name, device)
@@ -61,18 +71,40 @@ def resolve(name: str, device: str = "cpu") -> Target:
 def listed() -> list[Listed]:
     """What there is, what is missing, and what to type."""
     from ringfold.fuzz.planted import PLANTED
+    from ringfold.sim.protocols import MACHINES
 
     lacking = _lacking_packages()
     rows = [
         Listed("sim", "the simulator's ring machine, in the kernels' precision", ""),
-        Listed("sim:NAME", f"the same with one planted bug: {', '.join(PLANTED)}", ""),
+        Listed("sim:NAME", f"the same with one of {len(PLANTED)} planted bugs", ""),
     ]
-    for release in RELEASES:
-        remedy = lacking or ("" if wheels.find(release) else f"ringfold targets add {release}")
-        rows.append(Listed(release, "SGLang's ring kernels and their exact fold", remedy))
+    rows += [
+        Listed(f"sim@{dialect}", "the simulator's machine of that protocol", "")
+        for dialect in MACHINES
+        if dialect != "ring"
+    ]
+    here = [w.release for w in wheels.installed() if w.release.startswith("sglang==")]
+    for release in here:
+        rows += _releases_targets(release, lacking)
+    missing = [release for release in KNOWN_RELEASES if release not in here]
+    rows += [Listed(r, "SGLang's kernels", f"ringfold targets add {r}") for r in missing]
+    return rows
+
+
+def _releases_targets(release: str, lacking: str) -> list[Listed]:
+    from ringfold.fuzz.targets.sglang_release import Release
+
+    try:
+        dialect = Release(release).dialect
+    except WheelError as error:
+        return [Listed(release, str(error), f"ringfold targets add {release}")]
+    rows = [Listed(release, f"{dialect}: {ABOUT[dialect]}", lacking)]
+    if dialect == "ring":
         rows.append(
-            Listed(release + SPLIT, "the same, verify and flush launched one at a time", remedy)
+            Listed(release + SPLIT, "the same, verify and flush launched one at a time", lacking)
         )
+    snapshots = release.replace("sglang", "sglang-snapshots")
+    rows.append(Listed(snapshots, "snapshots: recurrent verify and scatter", lacking))
     return rows
 
 
@@ -104,13 +136,9 @@ def _simulated_dialect(name: str) -> Target:
     return SimulatedTarget(name, MACHINES[dialect])
 
 
-def _sglang(name: str, device: str) -> Target:
-    release = name.removesuffix(SPLIT)
-    if release not in RELEASES:
-        raise UnknownTarget(
-            f"target {name!r}: this version drives {', '.join(RELEASES)}; "
-            "other releases keep their rings differently"
-        )
+def _sglang(name: str, device: Device) -> Target:
+    family, _, version = name.removesuffix(SPLIT).partition("==")
+    release = f"sglang=={version}"
     if lacking := _lacking_packages():
         raise MissingTarget(f"target {name!r} needs torch and triton: type {lacking}")
     if wheels.find(release) is None:
@@ -118,11 +146,29 @@ def _sglang(name: str, device: str) -> Target:
             f"target {name!r} is not on this machine: type `ringfold targets add {release}`"
         )
     from ringfold.fuzz.targets.sglang import SglangRing
+    from ringfold.fuzz.targets.sglang_compact import SglangCompact
+    from ringfold.fuzz.targets.sglang_fold import SglangFold
+    from ringfold.fuzz.targets.sglang_release import Release
+    from ringfold.fuzz.targets.sglang_snapshots import SglangSnapshots
 
-    return SglangRing(release, device, split=name.endswith(SPLIT))
+    found = Release(release, device)
+    if family == "sglang-snapshots":
+        return SglangSnapshots(found, name)
+    match found.dialect:
+        case "ring":
+            return SglangRing(found, name, split=name.endswith(SPLIT))
+        case dialect if name.endswith(SPLIT):
+            raise UnknownTarget(
+                f"target {name!r}: {release} speaks {dialect}, whose verify folds nothing that "
+                f"could be split off: leave {SPLIT} out"
+            )
+        case "fold-every-commit":
+            return SglangFold(found, name)
+        case _:
+            return SglangCompact(found, name)
 
 
-def _users(name: str, device: str) -> Target:
+def _users(name: str, device: Device) -> Target:
     module_name, _, class_name = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), class_name)

@@ -1,8 +1,7 @@
-"""SGLang's released GDN kernels as targets, loaded from the wheel's files without the package.
+"""SGLang's released GDN verification as targets, loaded from the wheel's files without the package.
 
-`sglang==0.5.16` is its ring verify, exact fold, cursor advance and reset, all behind the public
-wrappers; with `+split` the verify and flush launches are made one at a time. Its recurrent kernel is
-the twin that the bitwise claim of the fold is held against.
+`sglang==VERSION` is the speculative verification that a server of that release runs, whichever
+dialect that is (`Release.dialect`): a class for each, here and in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -12,61 +11,49 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringfold.fuzz.target import IEEE, TF32, Device, Target
-from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.loading import load_module
+from ringfold.fuzz.target import IEEE, TF32, Target
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
-from ringfold.fuzz.targets.wheels import WheelError
+from ringfold.fuzz.targets.sglang_release import RECURRENT, RING, Release
 from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
 from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import torch
-
-FOLDER = "sglang/kernels/ops/attention/fla/"
-RING = FOLDER + "gdn_replayssm_spec_decode.py"
-RECURRENT = FOLDER + "fused_sigmoid_gating_recurrent.py"
 
 SOFTPLUS_BETA, SOFTPLUS_THRESHOLD = 1.0, 20.0
 """What SGLang's backend hands to its recurrent kernel."""
 
 
-class _Released(PooledTarget):
-    """What the two share: kernels out of one wheel."""
+class ReleasedTarget(PooledTarget):
+    """Kernels out of one wheel."""
 
     files: tuple[str, ...]
+    """Those that are loaded from the start, so that an identity names them all."""
 
-    def __init__(self, release: str, device: Device, suffix: str = "") -> None:
-        super().__init__(release + suffix, device)
-        wheel = wheels.find(release)
-        if wheel is None:
-            raise WheelError(f"{release} is not here: type `ringfold targets add {release}`")
-        self.wheel = wheel
-        self.modules: dict[str, ModuleType] = {
-            path: load_module(self.wheel, path, f"{release}.{path}") for path in self.files
-        }
+    def __init__(self, release: Release, name: str) -> None:
+        super().__init__(name, release.device)
+        self.release = release
+        for file in self.files:
+            release.module(file)
 
     def identity(self) -> Mapping[str, str]:
         """Release, SHA-256 of each loaded file, and what runs them."""
-        files = {
-            path.rsplit("/", 1)[-1]: str(module.__dict__["__ringfold_sha256__"])
-            for path, module in self.modules.items()
-        }
-        return {"release": self.wheel.release, **files, **super().identity()}
+        return {"release": self.release.name, **self.release.digests(), **super().identity()}
 
 
-class SglangRing(_Released):
-    """The ring kernels of SGLang 0.5.16."""
+class SglangRing(ReleasedTarget):
+    """`ring`: verify, exact fold, cursor advance and reset behind the public wrappers.
+
+    With `split` the fold and the verify are launched one at a time.
+    """
 
     dialect = RING_DIALECT
     files = (RING,)
 
-    def __init__(self, release: str, device: Device = "cpu", split: bool = False) -> None:
-        super().__init__(release, device, "+split" if split else "")
+    def __init__(self, release: Release, name: str, split: bool = False) -> None:
+        super().__init__(release, name)
         # Its default; the interpreter has no tf32 and computes such dots in plain float32.
-        self.precision = TF32 if device == "cuda" else IEEE
+        self.precision = TF32 if release.device == "cuda" else IEEE
         self.launch_modes = ("flush", "verify") if split else ("both",)
 
     def launch_verify(
@@ -76,7 +63,7 @@ class SglangRing(_Released):
         q, k, v, a, b = inputs
         memory = self.memory
         for mode in self.launch_modes:
-            self.modules[RING].gdn_replayssm_spec_decode(
+            self.release.module(RING).gdn_replayssm_spec_decode(
                 q=q,
                 k=k,
                 v=v,
@@ -106,7 +93,7 @@ class SglangRing(_Released):
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Advance the cursors through `commit_gdn_replayssm_spec`."""
-        self.modules[RING].commit_gdn_replayssm_spec(
+        self.release.module(RING).commit_gdn_replayssm_spec(
             write_pos=self.memory["write_pos"],
             cache_base=self.memory["cache_base"],
             is_flush=self.memory["is_flush"],
@@ -119,7 +106,7 @@ class SglangRing(_Released):
 
     def launch_reset(self, slots: torch.Tensor) -> None:
         """Reset the cursors through `reset_gdn_replayssm_spec_cursors`."""
-        self.modules[RING].reset_gdn_replayssm_spec_cursors(
+        self.release.module(RING).reset_gdn_replayssm_spec_cursors(
             write_pos=self.memory["write_pos"],
             cache_base=self.memory["cache_base"],
             is_flush=self.memory["is_flush"],
@@ -132,47 +119,35 @@ class SglangRing(_Released):
 
     def twin(self) -> Target | None:
         """The recurrent kernel of the same release."""
-        return SglangRecurrent(self.wheel.release, self.device)
+        return SglangRecurrent(self.release, f"{self.release.name} recurrent")
 
 
-class SglangRecurrent(_Released):
-    """The recurrent verify of an SGLang release, which stores a snapshot per drafted token.
+class SglangRecurrent(ReleasedTarget):
+    """`snapshots`: the recurrent verify, which stores a snapshot per drafted token.
 
-    Committing is a plain copy of one snapshot, so that this twin's state is what the kernel wrote.
+    Committing is a plain copy of one snapshot, so that a twin's state is what the kernel wrote.
     """
 
     dialect = SNAPSHOTS_DIALECT
     precision = IEEE
+    padding_slots = (-1,)  # its kernel knows no null slot: 0 is a request's
     files = (RECURRENT,)
-
-    def __init__(self, release: str, device: Device = "cpu") -> None:
-        super().__init__(release, device, " recurrent")
 
     def launch_verify(
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         """Walk the window token by token, keeping every state on the way."""
-        q, k, v, a, b = inputs
-        outputs = self.modules[RECURRENT].fused_sigmoid_gating_delta_rule_update(
-            A_log=self.A_log[layer],
-            a=a,
-            dt_bias=self.dt_bias[layer],
-            softplus_beta=SOFTPLUS_BETA,
-            softplus_threshold=SOFTPLUS_THRESHOLD,
-            q=q[None],
-            k=k[None],
-            v=v[None],
-            b=b,
-            initial_state_source=self.memory["checkpoint"][layer],
-            initial_state_indices=batch.slots,
-            use_qk_l2norm_in_kernel=self.setup.l2norm,
-            cu_seqlens=batch.starts,
+        outputs = launch_recurrent(
+            self,
+            layer,
+            batch,
+            inputs,
             disable_state_update=True,
             intermediate_states_buffer=self.memory["snapshots"][layer],
             intermediate_state_indices=batch.slots,
             cache_steps=self.setup.window,
         )
-        out.copy_(outputs[0])
+        out.copy_(outputs)
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Copy the snapshot of the last accepted token over the checkpoint."""
@@ -182,3 +157,31 @@ class SglangRecurrent(_Released):
 
     def launch_reset(self, slots: torch.Tensor) -> None:
         """There are no cursors."""
+
+
+def launch_recurrent(
+    target: ReleasedTarget,
+    layer: int,
+    batch: Batch,
+    inputs: Sequence[torch.Tensor],
+    **options: object,
+) -> torch.Tensor:
+    """The release's recurrent kernel on one layer of `target`'s checkpoints: [token, HV, V]."""
+    q, k, v, a, b = inputs
+    outputs: torch.Tensor = target.release.module(RECURRENT).fused_sigmoid_gating_delta_rule_update(
+        A_log=target.A_log[layer],
+        a=a,
+        dt_bias=target.dt_bias[layer],
+        softplus_beta=SOFTPLUS_BETA,
+        softplus_threshold=SOFTPLUS_THRESHOLD,
+        q=q[None],
+        k=k[None],
+        v=v[None],
+        b=b,
+        initial_state_source=target.memory["checkpoint"][layer],
+        initial_state_indices=batch.slots,
+        use_qk_l2norm_in_kernel=target.setup.l2norm,
+        cu_seqlens=batch.starts,
+        **options,
+    )
+    return outputs[0]

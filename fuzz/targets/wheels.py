@@ -83,6 +83,14 @@ class Wheel:
         self._remember(path, hashlib.sha256(content).hexdigest())
         return content
 
+    def has(self, path: str) -> bool:
+        """Whether there is a file at `path` inside the wheel."""
+        if self.sha256 is None:
+            return (self.path / path).is_file()
+        self.verify()
+        with zipfile.ZipFile(self.path) as archive:
+            return path in archive.NameToInfo
+
     def verify(self) -> None:
         """Compare the wheel with its record; done once in a process while the file stays as it is.
 

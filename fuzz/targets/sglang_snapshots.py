@@ -1,0 +1,97 @@
+"""SGLang's way without a ring: recurrent verify, a snapshot per drafted token, a scatter to commit.
+
+Every release has it, and it is what ReplaySSM is measured against. Snapshots are scratch of the
+running requests, so they are kept by place and not by slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz import arrays
+from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.targets.pooled import Batch
+from ringfold.fuzz.targets.sglang import SglangRecurrent, launch_recurrent
+from ringfold.fuzz.targets.sglang_places import Places
+from ringfold.fuzz.targets.sglang_release import RECURRENT, SCATTER
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SglangSnapshots(Places, SglangRecurrent):
+    """`snapshots`: verify, scatter and plain decode of one release, judged for themselves."""
+
+    files = (RECURRENT, SCATTER)
+
+    def launch_verify(
+        self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Walk the window token by token, keeping every state on the way."""
+        outputs = launch_recurrent(
+            self,
+            layer,
+            batch,
+            inputs,
+            disable_state_update=True,
+            intermediate_states_buffer=self.memory["snapshots"][layer],
+            intermediate_state_indices=self.row_places,
+            cache_steps=self.setup.window,
+        )
+        out.copy_(outputs)
+
+    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
+        """Scatter one snapshot a request through `fused_mamba_state_scatter_with_mask`.
+
+        It takes the i-th entry of its source for the i-th row, so all places are handed over, and
+        those that commit nothing carry step -1, as a request that rejects everything does.
+        """
+        count = self.setup.slots
+        step, slot = np.full((2, count), -1)
+        for place, at, n in zip(
+            *map(arrays.to_numpy, (self.row_places, slots, accepted)), strict=True
+        ):
+            if at >= 0:
+                step[place], slot[place] = n - 1, at
+        with as_if_on_cuda(self.device):
+            self.release.module(SCATTER).fused_mamba_state_scatter_with_mask(
+                self.memory["checkpoint"],
+                self.memory["snapshots"],
+                self.tensor(slot, "int32"),
+                self.tensor(step, "int32"),
+            )
+
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """One token a row, straight into the checkpoint, by the same kernel."""
+        activation = self.setup.dtypes.activation
+        batch = Batch(self.slots_of(rows), self.tensor(np.arange(len(rows) + 1), "int32"))
+        tensors = [self.tensor(x, activation) for x in inputs]
+        outputs = [
+            arrays.to_numpy(launch_recurrent(self, layer, batch, [x[layer] for x in tensors]))
+            for layer in range(self.setup.layers)
+        ]
+        return np.stack(outputs)
+
+    def twin(self) -> Target | None:
+        """It is what others are compared with."""
+        return None
+
+
+@contextmanager
+def as_if_on_cuda(device: str) -> Iterator[None]:
+    """Where kernels are interpreted, let a wrapper that insists on CUDA tensors have its way."""
+    import torch
+
+    if device == "cuda":
+        yield
+        return
+    torch.Tensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor.is_cuda
