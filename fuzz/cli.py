@@ -7,10 +7,11 @@ one object on standard output.
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, cast, get_args
 
 import typer
 from rich.table import Table
@@ -23,10 +24,11 @@ from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.console import AsJson, err, out, print_json, progress_display
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.generate import Plan
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
-from ringfold.fuzz.target import Device
+from ringfold.fuzz.target import Device, refusal
 from ringfold.fuzz.targets import registry, wheels
 from ringfold.fuzz.targets.interpreter import DtypeError
 from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget
@@ -110,9 +112,16 @@ def fuzz(
         Path | None,
         typer.Option(help="Where failures/ goes, and then report.json too. [this folder]"),
     ] = None,
+    dead: Annotated[
+        str,
+        typer.Option(
+            metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
+        ),
+    ] = "nan",
     as_json: AsJson = False,
 ) -> None:
     """Walk many histories on each target and compare it with the oracle after every operation."""
+    worst = _dead(dead)
     on = _device(device)
     names = targets or ["sim"]
     shape = _geometry(geometry)
@@ -129,13 +138,14 @@ def fuzz(
             window=window,
             dtype=dtype,
             bfloat16=name.startswith("sim"),
+            refuses=functools.partial(refusal, target),
         )
         visited = set()  # one directed history for each protocol, since heads don't move cursors
         for setup in setups:
             directed = (setup.ring, setup.window) not in visited
             visited.add((setup.ring, setup.window))
             plans.append(
-                Plan(setup, name, target.operations, rows(setup, on), STEPS[on], directed)
+                Plan(setup, name, target.operations, rows(setup, on), STEPS[on], directed, worst)
             )
     if max_time is None and max_windows is None:
         max_time = TIME_MAX_DEFAULT
@@ -349,6 +359,13 @@ def _device(name: str) -> Device:
     if not torch.cuda.is_available():
         raise MissingTarget("--device cuda: torch sees no CUDA device here; use --device cpu")
     return "cuda"
+
+
+def _dead(text: str) -> Dead:
+    for known in get_args(Dead):
+        if text == known:
+            return cast(Dead, known)
+    raise typer.BadParameter(f"{text!r} is not leave, garbage or nan", param_hint="--dead")
 
 
 def _geometry(text: str | None) -> Geometry | None:

@@ -6,14 +6,15 @@ a head, so each device has its own values. What the caller fixes is fixed; the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from allpairspy import AllPairs
 
 from ringfold.fuzz.target import Device
-from ringfold.sim.setup import Dtypes, Geometry, Setup
+from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.setup import Dtypes, Geometry, Setup, SetupError
 
 Heads = tuple[int, int]  # H, HV
 Dims = tuple[int, int]  # K, V
@@ -67,6 +68,7 @@ def configurations(
     window: int | None = None,
     dtype: str | None = None,
     bfloat16: bool = False,
+    refuses: Callable[[Setup], str] = lambda setup: "",
 ) -> list[Setup]:
     """Setups to run, the plainest first.
 
@@ -75,9 +77,11 @@ def configurations(
         device: decides the values to combine.
         geometry, ring, window, dtype: fixed by the caller.
         bfloat16: whether the target computes it on the CPU, as the simulator does.
+        refuses: why the target can't run a setup, which is then left out; empty if it can.
 
     Raises:
-        SetupError: what is fixed can't be combined, such as a ring under two windows.
+        SetupError: what is fixed can't be combined, such as a ring under two windows, or the target
+            refuses all of it.
     """
     values = ON_CPU if device == "cpu" else ON_CUDA
     dtypes = (*values.dtypes, "bfloat16") if bfloat16 and device == "cpu" else values.dtypes
@@ -88,8 +92,10 @@ def configurations(
         [dtype] if dtype else list(dtypes),
         list(values.layers),
     ]
-    setups = []
-    for (H, HV), (K, V), (L, T), name, layers in AllPairs(parameters):
+    if DIALECTS[dialect].narrow_protocol is not None:
+        parameters.append([False, True])
+    setups, reason = [], ""
+    for (H, HV), (K, V), (L, T), name, layers, *narrow in AllPairs(parameters):
         setup = Setup(
             dialect=dialect,
             geometry=Geometry(H, HV, K, V),
@@ -97,11 +103,25 @@ def configurations(
             window=T,
             slots=2,
             layers=layers,
-            dtypes=Dtypes(activation=name, record=name, state="float32"),
+            dtypes=Dtypes(activation=name, record=name, state=_state(name, device, any(narrow))),
         )
+        if because := refuses(setup):
+            reason = because
+            continue
         # One slot more than a batch has rows: somebody is always left out. Slot 0 is padding.
         setups.append(msgspec.structs.replace(setup, slots=rows(setup, device) + 2))
+    if not setups:
+        raise SetupError(f"no configuration is left, since the target refuses: {reason}")
     return setups
+
+
+def _state(activation: str, device: Device, narrow: bool) -> str:
+    """The checkpoint's dtype: float32, or one of 16 bits that the device computes."""
+    if not narrow:
+        return "float32"
+    if activation == "float32":
+        return "float16" if device == "cpu" else "bfloat16"
+    return activation
 
 
 def _rings(values: Sequence[Ring], ring: int | None, window: int | None) -> list[Ring]:

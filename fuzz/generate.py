@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 
 from ringfold.fuzz.frame import Dead
@@ -53,6 +54,8 @@ class Plan(NamedTuple):
     """Steps of a random history."""
     directed: bool
     """Whether history 0 is the directed one; else all are random."""
+    worst: Dead = "nan"
+    """The worst that dead memory is filled with."""
 
 
 def history(plan: Plan, seed: int, number: int) -> Trace:
@@ -67,12 +70,21 @@ def history(plan: Plan, seed: int, number: int) -> Trace:
         names = sorted(PROFILES)
         profile = SLOW if random.random() < 0.5 else names[random.integers(len(names))]
         operations = tuple(_Random(plan, random).history())
+    operations = tuple(_capped(operation, plan.worst) for operation in operations)
     return Trace(
         setup=plan.setup,
         payload=PayloadSpec(seed=payload_seed, profile=profile),
         target=plan.target,
         operations=operations,
     )
+
+
+def _capped(operation: Operation, worst: Dead) -> Operation:
+    """The same operation; what it does to dead memory is `worst` at most."""
+    severity = get_args(Dead)
+    if severity.index(operation.dead) <= severity.index(worst):
+        return operation
+    return msgspec.structs.replace(operation, dead=worst)
 
 
 def windows(trace: Trace) -> int:

@@ -5,6 +5,7 @@ It meets the histories that a campaign with the same seed would, in the same ord
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +14,7 @@ from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.mismatch import Mismatch
-from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.target import Device, Target, refusal
 from ringfold.fuzz.trace import Trace
 
 STEPS: Final = {"cpu": 30, "cuda": 24}
@@ -38,7 +39,10 @@ def plans(target: Target, device: Device = "cpu", **fixed: Any) -> list[Plan]:
     `fixed` are those of `configurations`.
     """
     emulated = target.name.partition(":")[0] == "sim"
-    setups = configurations(target.dialect.name, device, bfloat16=emulated, **fixed)
+    refuses = functools.partial(refusal, target)
+    setups = configurations(
+        target.dialect.name, device, bfloat16=emulated, refuses=refuses, **fixed
+    )
     visited = set()
     made = []
     for setup in setups:

@@ -64,6 +64,16 @@ class View(NamedTuple):
     array: Any
 
 
+def refusal(target: Target, setup: Setup) -> str:
+    """Why `target` can't be opened with `setup`; empty if it can.
+
+    A target says so through a method `refuses` with this signature, less the target. It need not
+    have one: then it takes every setup.
+    """
+    refuses = getattr(target, "refuses", None)
+    return "" if refuses is None else str(refuses(setup))
+
+
 class Target(Protocol):
     """One implementation under test. Every verb may raise; what it raises becomes a mismatch."""
 
