@@ -229,10 +229,10 @@ class Text:
         mixed[1] = self.shared * self.common + self.own * mixed[1]
         return [rounded(x, INPUTS) for x in mixed]
 
-    def read(self, outputs: NDArray[Any]) -> NDArray[np.int64]:
+    def read(self, outputs: Array) -> NDArray[np.int64]:
         """The words that the head reads from outputs [..., HV, V]."""
         flat = outputs.reshape(*outputs.shape[:-2], -1)
-        return np.asarray((flat @ self.head.T.astype(flat.dtype)).argmax(-1), np.int64)
+        return np.asarray((flat @ self.head.T).argmax(-1), np.int64)
 
     def limit(self, trail: units.Trail, text: Tokens) -> Array:
         """What a float32 output may be off by."""
@@ -272,9 +272,9 @@ class Walker:
         # A stream of its own, so that leaving a case out changes no other.
         self.rng = np.random.default_rng([study.seed, 1])
 
-    def walk(self, chunk: Chunk) -> NDArray[Any]:
+    def walk(self, chunk: Chunk) -> Array:
         """Verify and commit all of `chunk`; returns the outputs [gate, row, n, HV, V]."""
-        outputs = np.zeros(chunk.outputs.shape, np.float32)
+        outputs = np.zeros_like(chunk.outputs)
         position, count = 0, chunk.outputs.shape[2]
         while position < count:
             length = min(self.study.window, count - position)
@@ -312,7 +312,7 @@ class Tally:
         self.square, self.signal, self.limit = np.zeros((3, *batch))
         self.flips = np.zeros(batch, np.int64)
 
-    def add(self, chunk: Chunk, outputs: NDArray[Any], text: Text) -> NDArray[np.bool_]:
+    def add(self, chunk: Chunk, outputs: Array, text: Text) -> NDArray[np.bool_]:
         """Count a chunk in; returns which words differ, [gate, row, n]."""
         each = (2, 3, 4)
         self.square += ((outputs - chunk.outputs) ** 2).sum(each)

@@ -1,0 +1,81 @@
+"""`ringfold drift` runs the study that its options describe, and keeps what it finds.
+
+The command is run as the shell runs it. What numbers mean is tested beside `ringfold.sim.drift`;
+here are the options, the file that is written as results come, the plot, and the exit codes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUICK = (
+    "--tokens 30 --gate -4 --similarity 0.5 --seeds 1 --k 8 --v 8 --precision bf16-records "
+    "--dialect ring --dialect open-loop --ring 16 --acceptance 0.7"
+)
+PNG = b"\x89PNG"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`ringfold drift` with these arguments."""
+    return subprocess.run(
+        [sys.executable, "-m", "ringfold", "drift", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_one_object_that_is_also_in_the_file(tmp_path: Path) -> None:
+    """Study, machine, bounds and a track a case; the file holds the same but for the time."""
+    path = tmp_path / "results" / "drift.json"
+    done = run(*QUICK.split(), "--json", "--save", str(path))
+    printed, kept = json.loads(done.stdout), json.loads(path.read_text())
+
+    assert done.returncode == 0
+    assert [track["case"]["dialect"] for track in printed["tracks"]] == ["ring", "open-loop"]
+    assert [point["tokens"] for point in printed["bounds"]] == [10, 20, 30]
+    assert printed["study"]["geometry"]["key_dim"] == 8
+    assert printed == kept
+    assert list(tmp_path.rglob("*")) == [path.parent, path]
+
+
+def test_a_table_for_people() -> None:
+    """A row a case."""
+    done = run(*QUICK.split())
+
+    assert done.returncode == 0
+    assert "open-loop bf16-records" in done.stdout
+    assert "30 tokens, H=1 HV=2 K=8 V=8, T=4" in done.stdout
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    """As a PNG file."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "drift.png"
+
+    assert run(*QUICK.split(), "--plot", str(path)).returncode == 0
+    assert path.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--dialect rings", "dialect is 'rings', but must be one of snapshots"),
+        ("--precision fp8", "precision is 'fp8', but must be one of fp32"),
+        ("--ring 12", "a power of two"),
+        ("--tokens 0", "tokens is 0"),
+        ("--plot /nowhere/a.png", "is not a folder"),
+    ],
+)
+def test_what_it_can_not_study_is_a_usage_error(arguments: str, message: str) -> None:
+    """Exit code 2 and one sentence."""
+    done = run(*arguments.split())
+
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
