@@ -8,6 +8,8 @@ with the pool that a release really allocates needs its packages and is done whe
 
 from __future__ import annotations
 
+import doctest
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -312,3 +314,10 @@ def test_the_published_figures_are_those_of_a_preset() -> None:
     model = PRESETS["qwen3.5-35b-a3b"]
 
     assert (model.layers, model.geometry) == (MODEL.layers, MODEL.geometry)
+
+
+def test_the_page_is_right() -> None:
+    """The examples of `docs/memory.md` run, and print what it says."""
+    page = Path(__file__).parents[2] / "docs" / "memory.md"
+
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
