@@ -7,7 +7,9 @@ torch, triton and the two upstream files alone, on a CUDA device:
 FOLDER holds gdn_replayssm_spec_decode.py and fused_sigmoid_gating_recurrent.py of SGLang 0.5.16
 (in its wheel: sglang/kernels/ops/attention/fla/). For each geometry, eight requests verify and
 commit windows of T tokens, all accepted, until their rings have folded; the recurrent kernel walks
-the same tokens from the same state. A line says how many of the checkpoint's bits differ.
+the same tokens from the same state. At each fold, checkpoints are compared; a line says how many
+folds were bit for bit the same, and how far the first that was not differs. Each geometry is
+compiled twice, with and without contraction into FMA (`TRITON_DEFAULT_FP_FUSION`).
 """
 
 import argparse
@@ -15,7 +17,9 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
+import os
 from pathlib import Path
+
 
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -25,8 +29,9 @@ def load(path):
 
 
 def compare(job):
-    """One geometry: (differing elements, all elements, largest ULP, rows of V that differ)."""
-    folder, dtype, H, HV, K, V, L, T = job
+    """One geometry: folds that agreed, and what differs in the first that did not."""
+    folder, fusion, dtype, H, HV, K, V, L, T = job
+    os.environ["TRITON_DEFAULT_FP_FUSION"] = str(int(fusion))
     import torch
 
     ring = load(Path(folder) / "gdn_replayssm_spec_decode.py")
@@ -48,21 +53,27 @@ def compare(job):
     flush = zeros(B + 1, dtype=torch.int8)
     accepted = torch.full((B,), T, dtype=torch.int32, device=on)
     snapshots = zeros(B + 1, T, HV, V, K, dtype=torch.float32)
-    folds = 0
+    row = {
+        "fp_fusion": fusion, "dtype": dtype, "H": H, "HV": HV, "K": K, "V": V, "L": L, "T": T,
+        "folds_equal": 0, "elements": state[1:].numel(), "differ": 0, "ulp_max": 0, "v": [],
+    }  # fmt: skip
     for _ in range(3 * L // T):
         q, k = (torch.randn(B * T, H, K, device=on).to(act) for _ in "qk")
         v = torch.randn(B * T, HV, V, device=on).to(act)
         a, b = (torch.randn(B * T, HV, device=on).to(act) for _ in "ab")
         folding = bool(flush[1])
-        before = twin.clone()
         ring.gdn_replayssm_spec_decode(
             q, k, v, a, b, A_log, dt_bias, state, d, k_ring, g, rawv, rawk, beta,
             torch.empty_like(v), starts, slots, write_pos, base, flush, L, T,
         )  # fmt: skip
         if folding:  # the checkpoint now holds all that was committed before this window
-            folds += 1
-            if not torch.equal(state[1:], before[1:]):
+            differ = state[1:] != twin[1:]
+            if differ.any():
+                ulp = state[1:].view(torch.int32).long() - twin[1:].view(torch.int32).long()
+                row["differ"], row["ulp_max"] = int(differ.sum()), int(ulp.abs().max())
+                row["v"] = sorted({int(i) for i in differ.nonzero()[:, 2]})[:8]
                 break
+            row["folds_equal"] += 1
         recurrent.fused_sigmoid_gating_delta_rule_update(
             A_log, a, dt_bias, 1.0, 20.0, q[None], k[None], v[None], b, twin, slots,
             use_qk_l2norm_in_kernel=True, cu_seqlens=starts, disable_state_update=True,
@@ -71,14 +82,7 @@ def compare(job):
         )  # fmt: skip
         twin[1:] = snapshots[1:, T - 1]
         ring.commit_gdn_replayssm_spec(write_pos, base, flush, accepted, slots, L, T)
-    got, want = state[1:], before[1:]
-    differ = got != want
-    ulp = (got.view(torch.int32).long() - want.view(torch.int32).long()).abs()
-    return {
-        "dtype": dtype, "H": H, "HV": HV, "K": K, "V": V, "L": L, "T": T, "folds": folds,
-        "elements": got.numel(), "differ": int(differ.sum()), "ulp_max": int(ulp.max()),
-        "columns_v": sorted({int(i) for i in differ.nonzero()[:, 2]})[:8],
-    }  # fmt: skip
+    return row
 
 
 def main():
@@ -88,9 +92,9 @@ def main():
     parser.add_argument("--json")
     arguments = parser.parse_args()
     jobs = [
-        (arguments.folder, dtype, 1, 2, K, V, 8, 2)
-        for dtype, K, V in itertools.product(
-            ("float32", "bfloat16"), (32, 64, 96, 128, 256), (32, 96, 128)
+        (arguments.folder, fusion, dtype, 1, 2, K, V, 8, 2)
+        for fusion, dtype, K, V in itertools.product(
+            (True, False), ("float32", "bfloat16"), (32, 64, 96, 128, 256), (32, 128)
         )
     ]
     rows = []

@@ -5,6 +5,7 @@
 | `sim` | the simulator's ring machine |
 | `sim@DIALECT` | its machine of another protocol, such as `compact` |
 | `sim:NAME` | the ring machine with a planted bug |
+| `triton` | our own kernels |
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
@@ -58,6 +59,8 @@ def resolve(name: str, device: Device = "cpu") -> Target:
     """
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
+    if name == "triton":
+        return _ours(name, device)
     if name.partition("==")[0] in ("sglang", "sglang-snapshots"):
         return _sglang(name, device)
     if ":" in name:
@@ -83,6 +86,7 @@ def listed() -> list[Listed]:
         for dialect in MACHINES
         if dialect != "ring"
     ]
+    rows.append(Listed("triton", "ring: our own kernels, exact fold inside the verify", lacking))
     here = [w.release for w in wheels.installed() if w.release.startswith("sglang==")]
     for release in here:
         rows += _releases_targets(release, lacking)
@@ -134,6 +138,14 @@ def _simulated_dialect(name: str) -> Target:
             f"target {name!r}: no dialect is named {dialect!r}; there are {', '.join(MACHINES)}"
         )
     return SimulatedTarget(name, MACHINES[dialect])
+
+
+def _ours(name: str, device: Device) -> Target:
+    if lacking := _lacking_packages():
+        raise MissingTarget(f"target {name!r} needs torch and triton: type {lacking}")
+    from ringfold.fuzz.targets.ours import TritonRing
+
+    return TritonRing(name, device)
 
 
 def _sglang(name: str, device: Device) -> Target:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ringfold.fuzz.target import IEEE, TF32, Target
+from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
 from ringfold.fuzz.targets.sglang_release import RECURRENT, RING, Release
-from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
+from ringfold.sim.dialects import SNAPSHOTS_DIALECT
 from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
@@ -40,14 +39,25 @@ class ReleasedTarget(PooledTarget):
         """Release, SHA-256 of each loaded file, and what runs them."""
         return {"release": self.release.name, **self.release.digests(), **super().identity()}
 
+    def roomy(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [token, ...] with unused tokens behind it, as many for all batches of a setup.
 
-class SglangRing(ReleasedTarget):
+        SGLang's recurrent kernel is compiled anew for each power of two of tokens.
+        """
+        room = 2 * self.setup.slots * self.setup.window - x.shape[0]
+        if self.device == "cpu" or room <= 0:
+            return x
+        padded = x.new_zeros((x.shape[0] + room, *x.shape[1:]))
+        padded[: x.shape[0]] = x
+        return padded
+
+
+class SglangRing(ReleasedTarget, DropInRing):
     """`ring`: verify, exact fold, cursor advance and reset behind the public wrappers.
 
     With `split` the fold and the verify are launched one at a time.
     """
 
-    dialect = RING_DIALECT
     files = (RING,)
 
     def __init__(self, release: Release, name: str, split: bool = False) -> None:
@@ -55,66 +65,11 @@ class SglangRing(ReleasedTarget):
         # Its default; the interpreter has no tf32 and computes such dots in plain float32.
         self.precision = TF32 if release.device == "cuda" else IEEE
         self.launch_modes = ("flush", "verify") if split else ("both",)
-
-    def launch_verify(
-        self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
-    ) -> None:
-        """Fold and verify through `gdn_replayssm_spec_decode`."""
-        q, k, v, a, b = inputs
-        memory = self.memory
-        for mode in self.launch_modes:
-            self.release.module(RING).gdn_replayssm_spec_decode(
-                q=q,
-                k=k,
-                v=v,
-                a=a,
-                b=b,
-                A_log=self.A_log[layer],
-                dt_bias=self.dt_bias[layer],
-                checkpoint_state=memory["checkpoint"][layer],
-                d_cache=memory["d"][layer],
-                k_cache=memory["k"][layer],
-                g_cache=memory["g"][layer],
-                rawv_cache=memory["rawv"][layer],
-                rawk_cache=memory["rawk"][layer],
-                beta_cache=memory["beta"][layer],
-                out=out,
-                query_start_loc=batch.starts,
-                ssm_state_indices=batch.slots,
-                write_pos=memory["write_pos"],
-                cache_base=memory["cache_base"],
-                is_flush=memory["is_flush"],
-                max_cache_len=self.setup.ring,
-                max_spec_len=self.setup.window,
-                use_qk_l2norm_in_kernel=self.setup.l2norm,
-                null_block_id=NULL_SLOT,
-                launch_mode=mode,
-            )
-
-    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
-        """Advance the cursors through `commit_gdn_replayssm_spec`."""
-        self.release.module(RING).commit_gdn_replayssm_spec(
-            write_pos=self.memory["write_pos"],
-            cache_base=self.memory["cache_base"],
-            is_flush=self.memory["is_flush"],
-            num_accepted=accepted,
-            state_batch_indices=slots,
-            max_cache_len=self.setup.ring,
-            max_spec_len=bound,
-            null_block_id=NULL_SLOT,
-        )
-
-    def launch_reset(self, slots: torch.Tensor) -> None:
-        """Reset the cursors through `reset_gdn_replayssm_spec_cursors`."""
-        self.release.module(RING).reset_gdn_replayssm_spec_cursors(
-            write_pos=self.memory["write_pos"],
-            cache_base=self.memory["cache_base"],
-            is_flush=self.memory["is_flush"],
-            do_reset=self.tensor(np.ones(slots.shape[0], np.int32), "int32"),
-            state_batch_indices=slots,
-            max_cache_len=self.setup.ring,
-            max_spec_len=self.setup.window,
-            null_block_id=NULL_SLOT,
+        module = release.module(RING)
+        self.wrappers = Wrappers(
+            module.gdn_replayssm_spec_decode,
+            module.commit_gdn_replayssm_spec,
+            module.reset_gdn_replayssm_spec_cursors,
         )
 
     def twin(self) -> Target | None:
@@ -167,7 +122,7 @@ def launch_recurrent(
     **options: object,
 ) -> torch.Tensor:
     """The release's recurrent kernel on one layer of `target`'s checkpoints: [token, HV, V]."""
-    q, k, v, a, b = inputs
+    q, k, v, a, b = (target.roomy(x) for x in inputs)
     outputs: torch.Tensor = target.release.module(RECURRENT).fused_sigmoid_gating_delta_rule_update(
         A_log=target.A_log[layer],
         a=a,
@@ -184,4 +139,4 @@ def launch_recurrent(
         cu_seqlens=batch.starts,
         **options,
     )
-    return outputs[0]
+    return outputs[0, : inputs[0].shape[0]]

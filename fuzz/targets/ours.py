@@ -1,0 +1,80 @@
+"""Our own Triton kernels as the target `triton`; their recurrent kernel is the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import ringfold
+from ringfold.fuzz.target import IEEE, TF32, Device, Target
+from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
+from ringfold.fuzz.targets.pooled import Batch, PooledTarget
+from ringfold.sim.dialects import SNAPSHOTS_DIALECT
+from ringfold.sim.setup import NULL_SLOT
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TritonRing(DropInRing):
+    """`ringfold.kernels`, ring verify with the exact fold inside."""
+
+    def __init__(self, name: str = "triton", device: Device = "cpu") -> None:
+        super().__init__(name, device)
+        from ringfold.kernels import cursors, ring
+
+        # The interpreter has no tf32 and computes such dots in plain float32.
+        self.precision = TF32 if device == "cuda" else IEEE
+        self.wrappers = Wrappers(
+            ring.gdn_replayssm_spec_decode,
+            cursors.commit_gdn_replayssm_spec,
+            cursors.reset_gdn_replayssm_spec_cursors,
+        )
+
+    def identity(self) -> Mapping[str, str]:
+        """Version, and what runs it."""
+        return {"ringfold": ringfold.__version__, **super().identity()}
+
+    def twin(self) -> Target | None:
+        """Our recurrent kernel."""
+        return TritonRecurrent(f"{self.name} recurrent", self.device)
+
+
+class TritonRecurrent(PooledTarget):
+    """`ringfold.kernels`, the recurrent verify with a snapshot per drafted token."""
+
+    dialect = SNAPSHOTS_DIALECT
+    precision = IEEE
+
+    def identity(self) -> Mapping[str, str]:
+        """Version, and what runs it."""
+        return {"ringfold": ringfold.__version__, **super().identity()}
+
+    def launch_verify(
+        self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Walk each window, keeping every state on the way."""
+        from ringfold.kernels.recurrent import gdn_recurrent_verify
+
+        gdn_recurrent_verify(
+            *inputs,
+            self.A_log[layer],
+            self.dt_bias[layer],
+            self.memory["checkpoint"][layer],
+            batch.starts,
+            batch.slots,
+            out=out,
+            snapshots=self.memory["snapshots"][layer],
+            snapshot_indices=batch.slots,
+            use_qk_l2norm_in_kernel=self.setup.l2norm,
+            null_block_id=NULL_SLOT,
+        )
+
+    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
+        """Copy the snapshot of the last accepted token over the checkpoint."""
+        keep = (slots > NULL_SLOT) & (accepted > 0)
+        slot, last = slots[keep].long(), accepted[keep].long() - 1
+        self.memory["checkpoint"][:, slot] = self.memory["snapshots"][:, slot, last]
+
+    def launch_reset(self, slots: torch.Tensor) -> None:
+        """There are no cursors."""
