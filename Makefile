@@ -19,10 +19,10 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 .NOTPARALLEL:
-.PHONY: help env test fuzz lint types clean
+.PHONY: help env test quality soak fuzz lint types clean
 
 help:  ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## Make .venv and install ringfold into it (nothing is fetched while it is current)
 
@@ -58,6 +58,15 @@ test: env  ## Run the tests: first the quick ones, then the slow ones
 	-$(VENV)/bin/ringfold targets add $(TARGET)
 	$(PY) -m pytest -q -m "not slow"
 	$(PY) -m pytest -q -m slow
+
+quality: env  ## Hunt every planted bug, from a seed that is drawn and printed
+	$(PY) -m pytest -q tests/quality --all-planted
+
+SOAK_SEED := $(shell date +%s)
+SOAK_WINDOWS ?= 50000
+soak: env  ## Walk a million row-windows of the sound simulator from 20 seeds (about an hour)
+	for seed in {1..20}; do $(VENV)/bin/ringfold fuzz sim --seed $$(( ($(SOAK_SEED) + seed) % 2**32 )) \
+	  --max-windows $(SOAK_WINDOWS) --run-dir runs/soak-$(SOAK_SEED)-$$seed || exit; done
 
 fuzz: env  ## Fetch SGLang's released kernels and fuzz them on the CPU for 60 seconds
 	$(VENV)/bin/ringfold targets add $(TARGET)

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringfold.sim import cursors as table
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import Array
@@ -28,7 +27,7 @@ class FlagFromTheAcceptedCount(Ring):
     def moved(self, before: Cursors, counts: Ints, bound: int) -> Cursors:
         """The count where the bound is meant."""
         after = super().moved(before, counts, bound)
-        return after._replace(is_flush=table.due(after.write_pos, self.setup.ring, counts))
+        return after._replace(is_flush=after.write_pos + 2 * counts > self.setup.ring)
 
 
 class FlagFromTheRowsOwnWindow(Ring):

@@ -36,7 +36,7 @@ class FoldInRowOrder(Ring):
         """The right rows, sorted."""
         replayed = self.positions() < cursors.write_pos[:, None]
         rows = np.sort(np.where(replayed, super().fold_rows(cursors), self.setup.ring), axis=1)
-        return np.minimum(rows, self.setup.ring - 1)
+        return np.asarray(np.minimum(rows, self.setup.ring - 1))
 
 
 class FoldReadsTheNextGate(Ring):

@@ -76,7 +76,7 @@ class DeadRecordsTimesZero(Ring):
         """A product in place of a mask."""
         found = super().records(name, slots, at, np.ones_like(live))
         mask = live[:, None].reshape(live.shape[0], 1, live.shape[1], *[1] * (found.ndim - 4))
-        return found * mask.astype(found.dtype)
+        return np.asarray(found * mask.astype(found.dtype))
 
 
 class TokensReadTheFuture(Ring):

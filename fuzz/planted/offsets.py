@@ -25,7 +25,8 @@ class OffsetsTooNarrow(Ring):
         block = pool[0, 0]
         offsets = slots[:, None] * block.size + np.arange(block.size)
         found = pool.reshape(len(pool), -1).take(offsets % 2**OFFSET_BITS, 1)
-        return found.reshape(len(pool), slots.size, *block.shape).astype(self.arithmetic.compute)
+        states = found.reshape(len(pool), slots.size, *block.shape)
+        return np.asarray(states, self.arithmetic.compute)
 
 
 class SlotStrideAssumesContiguity(Ring):

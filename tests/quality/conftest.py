@@ -1,0 +1,85 @@
+"""Which planted bugs are hunted today, with which seed, and what the hunts came to."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import statistics
+from typing import Final
+
+import pytest
+
+from ringfold.fuzz.hunt import Hunt
+from ringfold.fuzz.planted import PLANTED
+
+SHARES: Final = 3
+"""A run without `--all-planted` hunts one in three, another third each day."""
+
+SEED: Final = pytest.StashKey[int]()
+HUNTS: Final = pytest.StashKey[dict[str, Hunt]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--all-planted` and `--quality-seed`."""
+    parser.addoption(
+        "--all-planted", action="store_true", help="hunt every planted bug, not today's third"
+    )
+    parser.addoption(
+        "--quality-seed", type=int, default=None, help="seed of the hunts [drawn when tests run]"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed."""
+    given = config.getoption("--quality-seed", default=None)
+    config.stash[SEED] = secrets.randbits(32) if given is None else given
+    config.stash[HUNTS] = {}
+
+
+def todays_share() -> int:
+    """Which third it is: the day's number, so that three days in a row hunt all."""
+    return dt.datetime.now(dt.UTC).date().toordinal() % SHARES
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that asks for a `bug` each one that is hunted today."""
+    if "bug" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--all-planted", default=False)
+        share = slice(None) if everything else slice(todays_share(), None, SHARES)
+        metafunc.parametrize("bug", list(PLANTED)[share])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how long the hunts took, and how to repeat them."""
+    hunts = config.stash.get(HUNTS, {})
+    if not hunts:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("planted bugs")
+    which = f"all {len(PLANTED)}" if len(hunts) == len(PLANTED) else f"third {todays_share()}"
+    write(f"{len(hunts)} hunts ({which}); to repeat: --quality-seed {config.stash[SEED]}")
+    for unit, values in (
+        ("row-windows", sorted(float(hunt.windows) for hunt in hunts.values())),
+        ("seconds", sorted(hunt.seconds for hunt in hunts.values())),
+    ):
+        tenth = values[-1 - len(values) // 10]
+        write(
+            f"{unit} until found: median {statistics.median(values):.3g}, "
+            f"nine in ten within {tenth:.3g}, at most {values[-1]:.3g}"
+        )
+    slowest = sorted(hunts, key=lambda bug: hunts[bug].windows)[-3:]
+    write(f"latest: {', '.join(f'{bug} ({hunts[bug].windows})' for bug in reversed(slowest))}")
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """Drawn once a session; the summary prints it."""
+    return pytestconfig.stash[SEED]
+
+
+@pytest.fixture(scope="session")
+def hunts(pytestconfig: pytest.Config) -> dict[str, Hunt]:
+    """What the hunts of this session came to, by bug."""
+    return pytestconfig.stash[HUNTS]
