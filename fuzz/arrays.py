@@ -38,9 +38,9 @@ def to_numpy(array: Any) -> NDArray[Any]:
 
     host = array.detach().cpu()
     if host.dtype == torch.bfloat16:
-        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-    values: NDArray[Any] = host.numpy().copy()
-    return values
+        host = host.contiguous().view(torch.int16)
+        return np.array(host.numpy().view(ml_dtypes.bfloat16))
+    return np.array(host.numpy())
 
 
 def like(values: NDArray[Any], array: Any) -> Any:

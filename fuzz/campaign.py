@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ import msgspec
 
 from ringfold.fuzz import failures
 from ringfold.fuzz.generate import Plan, history, windows
-from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
@@ -63,7 +63,7 @@ class Walked(msgspec.Struct):
     verdict: Verdict
     failure: Trace | None = None
     flaky: bool = False
-    """A second walk of the failing trace found something else."""
+    """A second walk of the failing trace did not find the same."""
 
 
 class Finding(msgspec.Struct):
@@ -79,6 +79,7 @@ class Finding(msgspec.Struct):
     trace: str
     reproduce: str
     flaky: bool
+    """Nowhere did it repeat."""
 
 
 class Tally(msgspec.Struct):
@@ -135,6 +136,7 @@ class Clock:
     def __init__(self, context: Any) -> None:
         self.started = context.Value("d", 0.0)
         self.windows = context.Value("q", 0)
+        self.stopped = context.Value("b", 0)
 
     def count(self, windows: int) -> None:
         """Add to the windows verified so far."""
@@ -147,6 +149,10 @@ class Clock:
         """Seconds since the first window; 0 before it."""
         return time.monotonic() - self.started.value if self.started.value else 0.0
 
+    def stop(self) -> None:
+        """Let every worker finish the operation that it is at, and return what it has."""
+        self.stopped.value = 1
+
 
 class Orders(NamedTuple):
     """What every worker of a campaign knows."""
@@ -157,8 +163,9 @@ class Orders(NamedTuple):
     clock: Clock
 
     def out_of_time(self) -> bool:
-        """Whether the budget of time is spent."""
-        return self.time_max is not None and self.clock.elapsed() > self.time_max
+        """Whether the budget of time is spent, or somebody stopped the campaign."""
+        late = self.time_max is not None and self.clock.elapsed() > self.time_max
+        return late or bool(self.clock.stopped.value)
 
 
 _orders: Orders
@@ -167,6 +174,10 @@ _orders: Orders
 def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
+    # A terminal sends Ctrl-C to every process; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Standard output is the parent's alone, whatever a target prints.
+    os.dup2(2, 1)
 
 
 @functools.cache
@@ -213,7 +224,8 @@ def _walk_lot(lot: Lot) -> list[Walked]:
         if verdict.mismatches:
             identity = dict(target.identity())
             result.failure = failures.as_failure(trace, verdict.mismatches, identity)
-            result.flaky = walk(result.failure, target).mismatches != verdict.mismatches
+            again = {mismatch.key for mismatch in walk(result.failure, target).mismatches}
+            result.flaky = verdict.mismatches[0].key not in again
         walked.append(result)
     return walked
 
@@ -277,6 +289,7 @@ class Campaign:
             os.environ.setdefault(variable, "1")
         self.pool = ProcessPoolExecutor(count, context, _start_worker, (self.orders,))
         self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.flying: deque[tuple[Lot, Future[list[Walked]]]] = deque()
 
     def run(self, on_progress: Callable[[Report, int, float], None]) -> Report:
         """Run to the end of the budget; `on_progress` hears (report, windows, seconds) often."""
@@ -286,16 +299,14 @@ class Campaign:
                 try:
                     self._compile(on_progress)
                     self._walk(on_progress)
+                except KeyboardInterrupt:
+                    report.inconclusive.append("stopped by hand")
+                    self._stop()
                 except BaseException:
                     self.pool.shutdown(wait=False, cancel_futures=True)
                     raise
         except BrokenProcessPool:
-            report.inconclusive.append(
-                "a worker process died, taking the histories it was walking with it: "
-                "run again with --workers 1 to see which"
-            )
-        except KeyboardInterrupt:
-            report.inconclusive.append("stopped by hand")
+            report.inconclusive.append(self._account_of_death())
         self._conclude()
         self._write()
         return report
@@ -318,27 +329,66 @@ class Campaign:
 
     def _walk(self, on_progress: Callable[[Report, int, float], None]) -> None:
         todo = lots(self.plans, self.seed, self.budget, self.device)
-        flying: deque[Future[list[Walked]]] = deque()
         while True:
-            while self._idle(flying) and not self.orders.out_of_time():
+            while self._idle() and not self.orders.out_of_time():
                 lot = next(todo, None)
                 if lot is None:
                     break
-                flying.append(self.pool.submit(_walk_lot, lot))
-            if not flying:
+                self.flying.append((lot, self.pool.submit(_walk_lot, lot)))
+            if not self.flying:
                 return
-            if not flying[0].done():
-                self._pause(flying[0], on_progress)
+            _, future = self.flying[0]
+            if not future.done():
+                self._pause(future, on_progress)
                 continue
-            for walked in flying.popleft().result():
-                self._add(walked)
+            self._land(future)
             if time.monotonic() - self.written > REPORT_SECONDS:
                 self._write()
 
-    def _idle(self, flying: Sequence[Future[Any]]) -> bool:
+    def _idle(self) -> bool:
         """Whether another lot should start; those that wait to be added up are done."""
-        busy = sum(not lot.done() for lot in flying)
+        busy = sum(not future.done() for _, future in self.flying)
         return busy < max(1, ABREAST[self.device] * self.report.workers)
+
+    def _land(self, future: Future[list[Walked]]) -> None:
+        """Add what came of the lot that has been flying longest."""
+        done = future.result()
+        self.flying.popleft()
+        for walked in done:
+            self._add(walked)
+
+    def _stop(self) -> None:
+        """Keep what the workers have found by now."""
+        self.clock.stop()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        while self.flying:
+            _, future = self.flying[0]
+            if future.cancelled():
+                self.flying.popleft()
+            else:
+                self._land(future)
+
+    def _account_of_death(self) -> str:
+        """Keep the histories that may have killed a worker, and what others returned."""
+        suspects: list[Lot] = []
+        for lot, future in self.flying:
+            if future.done() and future.exception() is None:
+                for walked in future.result():
+                    self._add(walked)
+            elif len(suspects) < self.report.workers:
+                suspects.append(lot)
+        paths = [
+            failures.write_suspect(history(lot.plan, self.seed, number), self.run_dir)
+            for lot in suspects
+            for number in lot.numbers
+        ]
+        if not paths:
+            return "a worker process died before its first history: run the target by itself"
+        lines = "; ".join(failures.reproduce(p, None, self.device) for p in paths)
+        return (
+            f"a worker process died, in one of {len(paths)} histories: "
+            f"replay each by itself to see which ({lines})"
+        )
 
     def _pause(
         self, future: Future[Any], on_progress: Callable[[Report, int, float], None]
@@ -370,25 +420,26 @@ class Campaign:
     def _found(self, failure: Trace, walked: Walked) -> None:
         """Write the failure unless enough of its kind are there."""
         first = walked.verdict.mismatches[0]
-        key = (failure.target or "", first.check, first.symptom)
+        target = failure.target or ""
+        key = (target, *first.key)
         known = self.findings.get(key)
-        if known is not None:
-            known.histories += 1
-            known.flaky &= walked.flaky
-            if known.histories > KEPT_MAX:
-                return
-        path = failures.write(failure, walked.verdict.mismatches, self.run_dir)
-        if known is None:
-            self.findings[key] = Finding(
-                target=key[0],
+        seen = known.histories if known else 0
+        # A failure that repeats speaks for its kind, rather than one that does not.
+        speaks = known is None or (known.flaky and not walked.flaky)
+        if speaks or seen < KEPT_MAX:
+            path = failures.write(failure, walked.verdict.mismatches, self.run_dir, self.device)
+        if known is None or speaks:
+            known = self.findings[key] = Finding(
+                target=target,
                 check=first.check,
                 symptom=first.symptom,
-                histories=1,
+                histories=seen,
                 sentence=first.sentence(),
                 trace=str(path),
-                reproduce=failures.reproduce(path, failure.target),
+                reproduce=failures.reproduce(path, target, self.device),
                 flaky=walked.flaky,
             )
+        known.histories += 1
         self.report.findings = list(self.findings.values())
 
     def _conclude(self) -> None:
@@ -414,7 +465,7 @@ def _cores() -> int:
 
 
 def _first_of_each_target(plans: Sequence[Plan]) -> list[Plan]:
-    first = {}
+    first: dict[str, Plan] = {}
     for plan in plans:
         first.setdefault(plan.target, plan)
     return list(first.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,23 +65,21 @@ class Judged(NamedTuple):
 
 def eps(dtype: str) -> float:
     """Relative rounding of a dtype: half the spacing of its numbers around 1."""
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(DTYPES[dtype]).eps) / 2
+    return float(_info(dtype).eps) / 2
 
 
 def tiny(dtype: str) -> float:
     """What rounding to a dtype may lose absolutely, below its smallest normal number."""
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(DTYPES[dtype]).smallest_subnormal)
+    return float(_info(dtype).smallest_subnormal)
 
 
 def largest(dtype: str) -> float:
     """The largest finite number of a dtype."""
-    import ml_dtypes
+    return float(_info(dtype).max)
 
-    return float(ml_dtypes.finfo(DTYPES[dtype]).max)
+
+def _info(dtype: str) -> Any:
+    return ml_dtypes.finfo(DTYPES[dtype])  # type: ignore[no-untyped-call]
 
 
 def outputs(

@@ -8,12 +8,14 @@ one object on standard output.
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, cast, get_args
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,14 +25,13 @@ from ringfold.fuzz.campaign import Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.configurations import configurations, rows
-from ringfold.fuzz.console import AsJson, err, out, print_json, progress_display
+from ringfold.fuzz.console import AsJson, err, json_only, out, print_json, progress_display
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.generate import Plan
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
-from ringfold.fuzz.target import Device, refusal
+from ringfold.fuzz.target import Device, RefusedError, refusal
 from ringfold.fuzz.targets import registry, wheels
-from ringfold.fuzz.targets.interpreter import DtypeError
 from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget
 from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
 from ringfold.fuzz.trace import TraceError, load
@@ -66,7 +67,8 @@ app.command()(memory)
 app.command()(drift)
 
 OnDevice = Annotated[
-    str, typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them.")
+    str,
+    typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them."),
 ]
 
 
@@ -89,7 +91,9 @@ def fuzz(
         typer.Argument(metavar="[TARGET]...", help="What to test; see `ringfold targets`. [sim]"),
     ] = None,
     device: OnDevice = "cpu",
-    seed: Annotated[int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
+    ] = 0,
     max_time: Annotated[
         float | None,
         typer.Option(min=0.0, help="Stop after so many seconds from the first window on. [60]"),
@@ -126,7 +130,9 @@ def fuzz(
     names = targets or ["sim"]
     shape = _geometry(geometry)
     if dtype is not None and dtype not in ACTIVATIONS:
-        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype")
+        raise typer.BadParameter(
+            f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
+        )
     plans = []
     for name in names:
         target = registry.resolve(name, on)
@@ -167,7 +173,9 @@ def fuzz(
         print_json(report)
     else:
         _show_report(report)
-    raise typer.Exit(MISMATCH if report.mismatches else INCONCLUSIVE if report.inconclusive else AGREE)
+    if any(not finding.flaky for finding in report.findings):
+        raise typer.Exit(MISMATCH)
+    raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
 
 
 def _show_report(report: Report) -> None:
@@ -286,28 +294,25 @@ def explain(
         "ring rows: . dead, # live, f folded by the verify in flight, w window in flight",
         markup=False,
     )
-    table = Table("", "operation", "request", "", "pos", "base", "flush", "ring", box=None, pad_edge=False)
+    table = Table(
+        "", "operation", "request", "", "pos", "base", "flush", "ring", box=None, pad_edge=False
+    )
     for line in lines:
         number = f"{line.number}" + (f" ({line.iteration})" if line.iteration else "")
         cells = [number, line.operation]
-        for lane in line.lanes or [None]:
-            row = (
-                ["", "", "", "", "", ""]
-                if lane is None
-                else [
-                    str(lane.request),
-                    lane.did,
-                    str(lane.write_pos),
-                    str(lane.cache_base),
-                    str(lane.is_flush),
-                    lane.ring,
-                ]
-            )
-            table.add_row(*map(Text, (*cells, *row)))
+        if not line.lanes:
+            table.add_row(*map(Text, cells))
+        for lane in line.lanes:
+            cursors = (lane.write_pos, lane.cache_base, lane.is_flush)
+            row = (*cells, str(lane.request), lane.did, *map(str, cursors), lane.ring)
+            table.add_row(*map(Text, row))
             cells = ["", ""]
         if line.failed:
             table.add_row("", f"^ here: {', '.join(line.failed)}", *[""] * 6, style="bold red")
-    out.print(table, markup=False)
+    # As wide as it is: a ring that is folded can't be read.
+    natural = Measurement.get(out, out.options.update(max_width=10_000), table).maximum
+    out.width = max(out.width, natural)
+    out.print(table)
 
 
 # ------------------------------------------------------------------ targets
@@ -355,7 +360,8 @@ def _device(name: str) -> Device:
     try:
         import torch
     except ImportError:
-        raise MissingTarget("--device cuda needs torch: pip install 'ringfold[kernels]'") from None
+        remedy = "pip install 'ringfold[kernels]'"
+        raise MissingTarget(f"--device cuda needs torch: type {remedy}") from None
     if not torch.cuda.is_available():
         raise MissingTarget("--device cuda: torch sees no CUDA device here; use --device cpu")
     return "cuda"
@@ -390,11 +396,15 @@ def _fail(code: int, message: str, as_json: bool) -> NoReturn:
 def main() -> None:
     """Run the command line, with every error as one sentence and its exit code."""
     as_json = "--json" in sys.argv[1:]
+    if as_json:
+        json_only()
+    # Whoever ends a job in a queue wants what was found so far, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(standalone_mode=False)
     except USAGE_ERRORS as error:
         _fail(USAGE, error.format_message(), as_json)
-    except (SetupError, TraceError, UnknownTarget, ReleaseError, DtypeError) as error:
+    except (SetupError, TraceError, UnknownTarget, ReleaseError, RefusedError) as error:
         _fail(USAGE, str(error), as_json)
     except (MissingTarget, WheelError) as error:
         _fail(INCONCLUSIVE, str(error), as_json)

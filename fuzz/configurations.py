@@ -72,12 +72,10 @@ def configurations(
 ) -> list[Setup]:
     """Setups to run, the plainest first.
 
-    Args:
-        dialect: the target's.
-        device: decides the values to combine.
-        geometry, ring, window, dtype: fixed by the caller.
-        bfloat16: whether the target computes it on the CPU, as the simulator does.
-        refuses: why the target can't run a setup, which is then left out; empty if it can.
+    `dialect` is the target's, `device` decides the values to combine, and `geometry`, `ring`,
+    `window` and `dtype` fix what the caller wants fixed. `bfloat16` says whether the target
+    computes it on the CPU, as the simulator does, and `refuses` why it can't run a setup, which is
+    then left out (empty if it can).
 
     Raises:
         SetupError: what is fixed can't be combined, such as a ring under two windows, or the target

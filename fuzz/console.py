@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import os
+import sys
+from typing import Annotated, Any, Final, TextIO
 
 import msgspec
 import typer
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 out: Final = Console(highlight=False, soft_wrap=True)
-err: Final = Console(stderr=True, highlight=False)
+err: Final = Console(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
@@ -26,6 +28,16 @@ def progress_display() -> Progress:
     )
 
 
+_for_json: TextIO | None = None
+
+
+def json_only() -> None:
+    """Keep standard output for `print_json`: what a target prints there goes to standard error."""
+    global _for_json  # noqa: PLW0603 - there is one standard output
+    _for_json = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+
 def print_json(value: Any) -> None:
     """One object on standard output."""
-    print(msgspec.json.encode(value).decode())
+    print(msgspec.json.encode(value).decode(), file=_for_json or sys.stdout, flush=True)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ringfold.fuzz.ledger import Entry, Ledger
+from ringfold.fuzz.mismatch import failed_checks
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -60,9 +61,7 @@ def explain(trace: Trace) -> Iterator[Line]:
     setup, dialect = trace.setup, DIALECTS[trace.setup.dialect]
     ledger = Ledger(setup, dialect)
     flights: dict[int, Verify] = {}
-    failed: dict[int, list[str]] = {}
-    for seen in trace.seen:
-        failed.setdefault(int(str(seen.get("operation", -1))), []).append(str(seen.get("check")))
+    failed = failed_checks(trace.seen)
     for number, (operation, iteration) in enumerate(unroll(trace.operations)):
         text, touched = _apply(operation, ledger, flights, setup)
         lanes = [
@@ -70,7 +69,7 @@ def explain(trace: Trace) -> Iterator[Line]:
             for request, did in touched
             if request in ledger.entries
         ]
-        yield Line(number, iteration, text, lanes, list(dict.fromkeys(failed.get(number, []))))
+        yield Line(number, iteration, text, lanes, failed.get(number, []))
 
 
 def _apply(
@@ -93,20 +92,14 @@ def _apply(
             return f"free {request}", []
         case Verify(tag=tag, rows=rows, lengths=lengths):
             flights[tag] = operation
-            did = []
-            for request, length in zip(rows, lengths, strict=True):
-                if request is not None:
-                    folds = ledger.verify(request, length)
-                    did.append((request, f"window of {length}" + (", folds" if folds else "")))
+            did = [
+                (row, f"window of {length}" + (", folds" if ledger.verify(row, length) else ""))
+                for row, length in zip(rows, lengths, strict=True)
+                if row is not None
+            ]
             return f"verify {_batch(rows)} (tag {tag})", did
-        case Commit(tag=tag, accepted=accepted, bound=bound):
-            verify = flights.pop(tag)
-            did = []
-            for request, length, n in zip(verify.rows, verify.lengths, accepted, strict=True):
-                if request is not None and n is not None:
-                    ledger.commit(request, n, bound or setup.window)
-                    did.append((request, f"{n} of {length} kept"))
-            return f"commit (tag {tag})", did
+        case Commit(tag=tag):
+            return f"commit (tag {tag})", _commit(operation, flights.pop(tag), ledger, setup)
         case Decode(rows=rows):
             real = [row for row in rows if row is not None]
             for request in real:
@@ -117,6 +110,15 @@ def _apply(
             return f"idle, {count} padding rows", []
         case _:
             raise AssertionError(f"unroll yields no {type(operation).__name__}")
+
+
+def _commit(commit: Commit, verify: Verify, ledger: Ledger, setup: Setup) -> list[tuple[int, str]]:
+    did = []
+    for row, length, n in zip(verify.rows, verify.lengths, commit.accepted, strict=True):
+        if row is not None and n is not None:
+            ledger.commit(row, n, commit.bound or setup.window)
+            did.append((row, f"{n} of {length} kept"))
+    return did
 
 
 def _lane(request: int, did: str, entry: Entry, setup: Setup) -> Lane:

@@ -5,17 +5,16 @@ The name derives from the content, so the same failing history gets the same nam
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from ringfold.fuzz.mismatch import Mismatch
-from ringfold.fuzz.trace import Symptom, Trace, digest, save
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.trace import Symptom, Trace, digest, replacing, save
 
 FOLDER: Final = "failures"
 TRACE: Final = "trace.json"
@@ -36,21 +35,34 @@ def as_failure(trace: Trace, mismatches: list[Mismatch], identity: dict[str, str
     )
 
 
-def write(failure: Trace, mismatches: list[Mismatch], run_dir: Path) -> Path:
+def write(
+    failure: Trace, mismatches: list[Mismatch], run_dir: Path, device: Device = "cpu"
+) -> Path:
     """Save a failure under `run_dir`; returns the path of its trace."""
     folder = run_dir / FOLDER / f"{slug(mismatches[0])}-{digest(failure)}"
     path = folder / TRACE
     save(failure, path)
     lines = [m.sentence() for m in mismatches]
-    write_text(folder / ACCOUNT, "\n".join([*lines, "", reproduce(path, failure.target), ""]))
+    write_text(
+        folder / ACCOUNT, "\n".join([*lines, "", reproduce(path, failure.target, device), ""])
+    )
     return path
 
 
-def reproduce(path: Path, target: str | None) -> str:
-    """The line that replays a trace."""
+def write_suspect(trace: Trace, run_dir: Path) -> Path:
+    """Save a history that may have killed the process that walked it."""
+    path = run_dir / FOLDER / f"worker-died-{digest(trace)}" / TRACE
+    save(trace, path)
+    return path
+
+
+def reproduce(path: Path, target: str | None, device: Device) -> str:
+    """The line that replays a trace; without a target it is walked on the one that it names."""
     command = ["ringfold", "replay", str(path)]
     if target is not None:
         command += ["--target", target]
+    if device != "cpu":
+        command += ["--device", device]
     return "reproduce: " + shlex.join(command)
 
 
@@ -62,12 +74,8 @@ def slug(mismatch: Mismatch) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=".", delete=False, encoding="utf-8"
-    ) as part:
-        part.write(text)
-    os.replace(part.name, path)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -20,7 +20,7 @@ from ringfold.fuzz.frame import Mirror, Region
 from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
-from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.target import Inputs, Request, Target, require_views
 from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window
 from ringfold.oracle.units import UNIT
 from ringfold.sim.setup import Setup
@@ -62,6 +62,7 @@ class Judge:
 
     def open(self) -> None:
         """Look at the target, which was just opened, and at how precise it says it is."""
+        require_views(self.target, self.setup)
         setup, dialect, precision = self.setup, self.dialect, self.target.precision
         self.mirror = Mirror(self.target)
         record = setup.dtypes.record
@@ -88,18 +89,26 @@ class Judge:
         live = window.live
         got = np.zeros(trail.outputs.shape, outputs.dtype)
         got[:, live] = outputs[:, owners]
-        judged = checks.outputs(
-            got, trail, window.updates, live, self.eps_dot, self.record_tiny
-        )
+        judged = checks.outputs(got, trail, window.updates, live, self.eps_dot, self.record_tiny)
         axes = ("layer", "row", "token", "value_head", "v")
         self._judged("outputs", judged, window.requests, axes, window.batch_rows)
+
+    def require_outputs(self, outputs: Any, tokens: int) -> None:
+        """Raise TypeError for outputs of another shape, or of a dtype with other limits."""
+        g = self.setup.geometry
+        shape = [self.setup.layers, tokens, g.value_heads, g.value_dim]
+        found, wanted = np.asarray(outputs), f"{self.setup.dtypes.activation} {shape}"
+        if f"{found.dtype.name} {list(found.shape)}" != wanted:
+            raise TypeError(
+                f"outputs are {found.dtype.name} {list(found.shape)}, but must be {wanted}"
+            )
 
     def state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
         """Check 2, from the last checkpoint on and since admission; returns what is stored."""
         if not requests:
             return None
         got = self.represented(requests)
-        expected, error = self.truth.expected(requests)
+        expected, error = self.truth.expected(list(requests))
         locally: tuple[Check, int] = ("state-local", LOCAL)
         globally: tuple[Check, int] = ("state-global", GLOBAL)
         for check, which in (locally, globally):
@@ -269,13 +278,16 @@ class Judge:
         )
 
     def _mismatch(self, check: Check, symptom: str, **details: Any) -> None:
-        position = msgspec.structs.asdict(self.position)
-        self.mismatches.append(Mismatch(check=check, symptom=symptom, **position, **details))
+        """Report a symptom once: what follows of it is the same finding."""
+        if all(m.key != (check, symptom) for m in self.mismatches):
+            position = msgspec.structs.asdict(self.position)
+            self.mismatches.append(Mismatch(check=check, symptom=symptom, **position, **details))
 
 
 def numbers(finding: Finding) -> dict[str, Any]:
     """A finding's figures, as a mismatch carries them."""
-    relative = finding.error / abs(finding.expected) if finding.expected else float("inf")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.abs(np.float64(finding.got) - finding.expected) / abs(finding.expected)
     return {
         "expected": f"{finding.expected:.9g}",
         "got": f"{finding.got:.9g}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -67,12 +68,30 @@ class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True):
             text += f", {self.where}"
         if self.expected or self.got:
             text += f": expected {self.expected}, got {self.got}"
-        if self.error:
+        if self.error and self.got != "nan":
             units = "" if self.units is None else f"{self.units:.3g} times that, "
+            # A state is judged by rows over K, in 2-norm; the element shown is the row's worst.
+            what = "its row is off by" if self.check.startswith("state") else "off by"
             text += (
-                f"; off by {self.error} where {self.allowed} is allowed"
+                f"; {what} {self.error} where {self.allowed} is allowed"
                 f" ({units}relative {self.relative}, {self.ulp} ULP)"
             )
         if self.elements > 1:
             text += f"; {self.elements} elements differ"
         return text + "."
+
+
+def failed_checks(seen: Iterable[Mapping[str, Any]]) -> dict[int, list[str]]:
+    """Checks that failed, by the number of the operation.
+
+    `seen` are mismatches as a trace keeps them. Anybody may have edited those, so what names no
+    operation or no check is passed over.
+    """
+    failed: dict[int, list[str]] = {}
+    for mismatch in seen:
+        operation, check = mismatch.get("operation"), mismatch.get("check")
+        if isinstance(operation, int) and isinstance(check, str):
+            checks = failed.setdefault(operation, [])
+            if check not in checks:
+                checks.append(check)
+    return failed

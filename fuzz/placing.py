@@ -44,7 +44,7 @@ def place(
     at = {axis: np.full(positions.size, seat[axis]) for axis in ("slot", "request")}
     at["ring"] = physical(cursors.cache_base, positions, ring)
     group = updates.k.shape[-2] // inputs.k.shape[-2]
-    records = {
+    records: dict[str, NDArray[Any]] = {
         "d": deltas(state, updates),
         "k": updates.k[:, 0, :, ::group],
         "g": updates.log_decay[:, 0],

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.mismatch import Mismatch, failed_checks
 from ringfold.fuzz.payload import Payload, load_tensors
-from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.target import Device, RefusedError, Target
 from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget, resolve
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
@@ -28,7 +27,7 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     """It shows a mismatch."""
     ERROR = "ERROR"
-    """It could not be read."""
+    """It could not be read, or its target cannot walk it."""
     MISSING = "MISSING"
     """Its target is not on this machine."""
 
@@ -55,7 +54,7 @@ def replay(path: Path, target_name: str | None, device: Device) -> Replayed:
         trace = load(path)
         name = target_name or trace.target or "sim"
         verdict = walk(trace, resolve(name, device), path.parent)
-    except (TraceError, UnknownTarget, SetupError) as error:
+    except (TraceError, UnknownTarget, SetupError, RefusedError) as error:
         return Replayed(str(path), name, Outcome.ERROR, str(error))
     except (MissingTarget, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
@@ -80,7 +79,8 @@ def judge(trace: Trace, verdict: Verdict, path: str, name: str) -> Replayed:
         windows=verdict.windows,
         largest=verdict.largest,
     )
-    before, now = _by_operation(trace.seen), _by_operation(verdict.mismatches)
+    before = failed_checks(trace.seen)
+    now = failed_checks(map(msgspec.to_builtins, verdict.mismatches))
     for operation in sorted(before.keys() | now.keys()):
         was, is_now = before.get(operation, []), now.get(operation, [])
         if was != is_now:
@@ -99,14 +99,3 @@ def judge(trace: Trace, verdict: Verdict, path: str, name: str) -> Replayed:
         replayed.outcome = Outcome.AGREES
         replayed.account = f"{verdict.windows} row-windows agree, as expected"
     return replayed
-
-
-def _by_operation(mismatches: Any) -> dict[int, list[str]]:
-    """Checks that failed, by the number of the operation."""
-    failed: dict[int, list[str]] = {}
-    for mismatch in mismatches:
-        seen = mismatch if isinstance(mismatch, dict) else msgspec.to_builtins(mismatch)
-        checks = failed.setdefault(int(seen["operation"]), [])
-        if seen["check"] not in checks:
-            checks.append(str(seen["check"]))
-    return failed

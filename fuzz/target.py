@@ -64,6 +64,10 @@ class View(NamedTuple):
     array: Any
 
 
+class RefusedError(ValueError):
+    """A setup that a target can't run; the message says why."""
+
+
 def refusal(target: Target, setup: Setup) -> str:
     """Why `target` can't be opened with `setup`; empty if it can.
 
@@ -78,7 +82,7 @@ class Target(Protocol):
     """One implementation under test. Every verb may raise; what it raises becomes a mismatch."""
 
     name: str
-    device: str
+    device: Device
     dialect: Dialect
     precision: Precision
     """Final once the target is open: it may depend on the setup."""
@@ -89,7 +93,10 @@ class Target(Protocol):
         """What exactly runs: versions, hashes of loaded files, device, compile options."""
 
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
-        """Allocate everything for `setup`; called once, before any other verb."""
+        """Allocate everything for `setup`; called once a history, before any other verb.
+
+        Raises `RefusedError` for a setup that it says itself it can't run (see `refusal`).
+        """
 
     def admit(self, request: Request, state: Floats) -> None:
         """Seat a request after its prefill; `state` [layer, HV, V, K] is its committed state."""
@@ -125,3 +132,28 @@ class Target(Protocol):
 
     def twin(self) -> Target | None:
         """The target's own recurrent kernel as a target of its own (not opened), if it has one."""
+
+
+def require_views(target: Target, setup: Setup) -> None:
+    """Raise `RefusedError` unless a target that was opened shows what its dialect keeps.
+
+    It may have more slots than it was asked for, such as a row of padding of its own.
+    """
+    views = target.views()
+    for buffer in target.dialect.kept(setup):
+        if buffer.name not in views:
+            raise RefusedError(
+                f"{target.name}: views() lacks {buffer.name!r}, which the dialect "
+                f"{target.dialect.name!r} keeps: see ringfold.sim.dialects"
+            )
+        shape, wanted = tuple(views[buffer.name].array.shape), buffer.shape(setup)
+        places = [axis in ("slot", "request") for axis in buffer.axes]
+        fits = len(shape) == len(wanted) and all(
+            n >= want if place else n == want
+            for n, want, place in zip(shape, wanted, places, strict=True)
+        )
+        if not fits:
+            raise RefusedError(
+                f"{target.name}: the view of {buffer.name!r} has shape {list(shape)}, but must "
+                f"have {list(wanted)} ({', '.join(buffer.axes)})"
+            )

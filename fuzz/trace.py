@@ -561,7 +561,7 @@ def save(trace: Trace, path: Path | str) -> None:
     content = msgspec.to_builtins(trace, order="deterministic")
     content["seen"] = _finite(content["seen"])
     text = _pretty(content, "") + "\n"
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write_text(text, encoding="utf-8")
 
 
@@ -685,7 +685,7 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place at the end, or goes away."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -9,7 +9,7 @@ walk goes on; after any other it stops, since what follows would only repeat it.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +25,7 @@ from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
 from ringfold.fuzz.payload import PADDING, Payload, tokens_of
 from ringfold.fuzz.placing import place
-from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.target import Inputs, RefusedError, Request, Target, refusal
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -68,8 +68,19 @@ class Verdict(msgspec.Struct):
     """False when a deadline cut the walk short."""
 
 
-class _TargetRaised(Exception):
+class _TargetError(Exception):
     """A verb of the target raised; the cause is what it raised."""
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """Whatever is raised inside is the target's doing, unless it refuses a setup by name."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise _TargetError from error
 
 
 class Walk:
@@ -101,7 +112,9 @@ class Walk:
         self.unseated: set[Request] = set()
         self.situations: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.poured_nan = False
+        """Whether dead memory may hold NaN."""
         self.verified = self.steps = self.iteration = 0
         self.twins: Any = None
         """What the twin returned from the last verb."""
@@ -114,28 +127,23 @@ class Walk:
 
     def run(self) -> Verdict:
         """Walk to the end, to the first finding that stops it, or until time is out."""
-        with self._timed("target"):
-            self.target.open(self.setup, self.parameters)
-            if self.twin is not None:
-                self.twin.open(self.setup, self.parameters)
-        self.judge.open()
-        self.mirror = self.judge.mirror
         done, complete = 0, True
-        for operation, iteration in unroll(self.trace.operations):
-            if self.out_of_time():
-                complete = False
-                break
-            self.iteration = iteration
-            kind = type(operation).__name__.lower()
-            self.judge.position = Position(done, kind, iteration, self.steps)
-            try:
+        try:
+            self._open()
+            for operation, iteration in unroll(self.trace.operations):
+                if self.out_of_time():
+                    complete = False
+                    break
+                self.iteration = iteration
+                kind = type(operation).__name__.lower()
+                self.judge.position = Position(done, kind, iteration, self.steps)
+                done += 1
                 self._walk(kind, operation)
-            except _TargetRaised as raised:
-                self.judge.crash(raised.__cause__ or raised)
-            done += 1
-            if any(m.check not in CONTINUES for m in self.judge.mismatches):
-                break
-            self._poison(operation.dead)
+                if any(m.check not in CONTINUES for m in self.judge.mismatches):
+                    break
+                self._poison(operation.dead)
+        except _TargetError as raised:
+            self.judge.crash(raised.__cause__ or raised)
         return Verdict(
             mismatches=self.judge.mismatches,
             windows=self.verified,
@@ -148,6 +156,16 @@ class Walk:
             seconds={part: round(spent, 6) for part, spent in sorted(self.seconds.items())},
             complete=complete,
         )
+
+    def _open(self) -> None:
+        with self._timed("target"), _blamed():
+            if because := refusal(self.target, self.setup):
+                raise RefusedError(f"target {self.target.name}: {because}")
+            self.target.open(self.setup, self.parameters)
+            if self.twin is not None:
+                self.twin.open(self.setup, self.parameters)
+            self.judge.open()
+        self.mirror = self.judge.mirror
 
     def _walk(self, kind: str, operation: Operation) -> None:
         if kind not in self.target.operations:
@@ -184,7 +202,7 @@ class Walk:
 
     def _seat(self, request: Request, state: NDArray[np.float32]) -> None:
         self._call(lambda target: target.admit(request, state))
-        self.ledger.admit(request, self.target.seat(request))
+        self.ledger.admit(request, self._where(request))
         self.truth.admit(request, state.astype(np.float64))
         self._judge_frame(self.ledger.admit_may_write(request))
         self.judge.cursors()
@@ -200,11 +218,12 @@ class Walk:
         self.judge.unproven.discard(request)
 
     def _fork(self, request: Request, source: Request) -> None:
-        if source in self.unseated:
-            self.unseated.add(request)
+        if source in self.unseated or self.ledger.entries[source].cursors.write_pos:
+            # What was skipped would have seated the source, or brought it where it can be copied.
+            self._skip("fork", Fork(request=request, source=source))
             return
         self._call(lambda target: target.fork(request, source))
-        self.ledger.admit(request, self.target.seat(request))
+        self.ledger.admit(request, self._where(request))
         self.truth.fork(request, source)
         self._judge_frame(self.ledger.admit_may_write(request))
         self.judge.cursors()
@@ -215,10 +234,15 @@ class Walk:
         request, count = operation.request, operation.records
         state = self.payload.state(request, operation.tag, self.iteration)
         self._seat(request, state)
+        if not self.dialect.has_ring:
+            self.judge.state([request])
+            return
         inputs = self._inputs([request], [count], operation.tag, operation.profile)
         window = self._window([request], [count], inputs)
-        cursors = Cursors(count, operation.base, int(operation.flush))
-        place(self.target, request, cursors, state, inputs, window.updates)
+        flush = operation.flush and self.dialect.folds_at_verify
+        cursors = Cursors(count, operation.base, int(flush))
+        with _blamed():
+            place(self.target, request, cursors, state, inputs, window.updates)
         self._look()
         self.ledger.entries[request].cursors = cursors
         with self._timed("oracle"):
@@ -309,26 +333,29 @@ class Walk:
     def _call(self, verb: Callable[[Target], Any]) -> Any:
         """Do the same on the twin and on the target; returns what the target returned."""
         if self.twin is not None:
-            with self._timed("twin"):
+            with self._timed("twin"), _blamed():
                 self.twins = verb(self.twin)
-        with self._timed("target"):
-            try:
-                result = verb(self.target)
-            except Exception as error:
-                raise _TargetRaised from error
+        with self._timed("target"), _blamed():
+            result = verb(self.target)
         self._look()
         return result
 
     def _look(self) -> None:
-        with self._timed("copy"):
+        with self._timed("copy"), _blamed():
             self.mirror.look()
+
+    def _where(self, request: Request) -> Mapping[str, int]:
+        with _blamed():
+            return self.target.seat(request)
 
     def _inputs(
         self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
     ) -> Inputs:
         with self._timed("payload"):
             requests = [PADDING if row is None else row for row in rows]
-            return self.payload.window(requests, lengths, tag, self.iteration, profile)
+            return self.payload.window(
+                np.array(requests), np.array(lengths), tag, self.iteration, profile
+            )
 
     def _window(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
         """The real rows of a batch, with what the recurrence makes of their tokens."""
@@ -377,9 +404,11 @@ class Walk:
 
     def _poison(self, how: Dead) -> None:
         """Fill dead memory; after a frame finding with finite garbage, lest it hide the rest."""
-        if how == "nan" and self.judge.mismatches:
+        if self.judge.mismatches and (how == "nan" or self.poured_nan):
             how = "garbage"
-        with self._timed("poison"):
+        if how != "leave":
+            self.poured_nan = how == "nan"
+        with self._timed("poison"), _blamed():
             self.mirror.poison(self.ledger.dead(), how)
 
     # Judging.
@@ -389,6 +418,8 @@ class Walk:
     ) -> None:
         with self._timed("checks"):
             owners = np.repeat([row is not None for row in rows], lengths)
+            with _blamed():
+                self.judge.require_outputs(outputs, owners.size)
             self.judge.outputs(outputs, owners, window)
 
     def _judge_frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
@@ -401,9 +432,9 @@ class Walk:
 
     def _judge_stored(self, requests: list[Request]) -> None:
         """Judge checkpoints that were just written; from here on, judge from what they hold."""
-        if requests:
-            self.truth.stored(requests)
-            self.truth.restart(requests, self._judge_state(requests))
+        self.truth.stored(requests)
+        if (own := self._judge_state(requests)) is not None:
+            self.truth.restart(requests, own)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -203,7 +203,7 @@ def output_limit(
 
 
 def ulp_distance(x: Values, y: Values, dtype: DTypeLike) -> NDArray[np.int64]:
-    """How many representable values of `dtype` (float32, float16, bfloat16) lie from x to y.
+    """How many representable values of `dtype` (float64 down to bfloat16) lie from x to y.
 
     Both are rounded to `dtype` first; zeros of either sign are one value. A NaN is 0 from a NaN and
     further from any number than numbers can be from each other. This is for reports alone: near
@@ -218,5 +218,9 @@ def ulp_distance(x: Values, y: Values, dtype: DTypeLike) -> NDArray[np.int64]:
     for z in (x, y):
         raw = z.view(bits).astype(np.int64)
         lines.append(np.where(raw < 0, np.iinfo(bits).min - raw, raw))  # ordered as the values are
-    distance = np.abs(lines[0] - lines[1])
-    return np.asarray(np.choose(nans, [distance, 2 ** (8 * dtype.itemsize), 0]), np.int64)
+    # As unsigned integers even the distance between the ends of float64 is exact.
+    ends = np.maximum(*lines).view(np.uint64), np.minimum(*lines).view(np.uint64)
+    far = np.uint64(min(2 ** (8 * dtype.itemsize), np.iinfo(np.int64).max))
+    with np.errstate(over="ignore"):  # they wrap, as they are meant to
+        distance = np.minimum(ends[0] - ends[1], far)
+    return np.asarray(np.choose(nans, [distance, far, 0]), np.int64)

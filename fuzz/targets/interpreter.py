@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
+from ringfold.fuzz.target import RefusedError
+
 _VARIABLE = "TRITON_INTERPRET"
 _forever = ExitStack()
 _inside = False
@@ -24,7 +26,7 @@ class ModeError(RuntimeError):
     """Triton was imported in the other mode before this process chose one."""
 
 
-class DtypeError(ValueError):
+class DtypeError(RefusedError):
     """A dtype that the interpreter does not compute."""
 
 

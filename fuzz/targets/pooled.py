@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 class Batch(NamedTuple):
     """Rows of one launch, as the kernels want them: on the device, int32."""
 
@@ -47,11 +46,11 @@ class Batch(NamedTuple):
 class PooledTarget(ABC):
     """A target whose slots this class allocates and whose kernels a subclass launches."""
 
-    dialect: ClassVar[Dialect]
+    dialect: Dialect
     precision: Precision = TF32
-    padding_slots: ClassVar[tuple[int, ...]] = (-1, NULL_SLOT)
+    padding_slots: tuple[int, ...] = (-1, NULL_SLOT)
     """What stands in padding rows, in turn: SGLang's backend writes -1, its wrappers take 0."""
-    operations: ClassVar[frozenset[str]] = frozenset(
+    operations: frozenset[str] = frozenset(
         {"admit", "free", "verify", "commit", "decode", "idle", "place"}
     )
 
@@ -175,14 +174,10 @@ class PooledTarget(ABC):
         """`values` on the device, in the dtype of that name."""
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(values)).to(
-            self.device, getattr(torch, dtype)
-        )
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, getattr(torch, dtype))
 
     def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """Zeros on the device, in the dtype of that name."""
         import torch
 
         return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
-
-

@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from inspect import get_annotations
 from typing import Final, NamedTuple
 
 from ringfold.fuzz.target import Device, Target
@@ -31,6 +33,10 @@ ABOUT: Final = {
     "fold-every-commit": "recurrent verify, raw inputs folded at every commit",
     "compact": "ring verify, deltas in two parts folded in the commit",
 }
+
+
+PARTS: Final = sorted({*get_annotations(Target), *(p for p in vars(Target) if p[0] != "_")})
+"""What every target has."""
 
 
 class UnknownTarget(ValueError):
@@ -184,12 +190,25 @@ def _users(name: str, device: Device) -> Target:
     module_name, _, class_name = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a module of the user's may raise
         raise UnknownTarget(
-            f"target {name!r} can't be imported ({error}): it must be package.module:Class, "
+            f"target {name!r} can't be imported ({error!r}): it must be package.module:Class, "
             "with the package on PYTHONPATH"
         ) from error
-    target: Target = kind(device)
+    try:
+        target: Target = kind(device)
+    except (MissingTarget, WheelError):
+        raise
+    except Exception as error:  # likewise
+        raise UnknownTarget(
+            f"target {name!r} can't be built ({error!r}): its class is called with the device, "
+            f"here {device!r}"
+        ) from error
+    if lacking := [part for part in PARTS if not hasattr(target, part)]:
+        raise UnknownTarget(
+            f"target {name!r} lacks {', '.join(lacking)}: see ringfold.fuzz.target.Target, or "
+            "start from ringfold.fuzz.targets.pooled.PooledTarget"
+        )
     return target
 
 

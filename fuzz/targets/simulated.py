@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringfold import __version__
 from ringfold.fuzz.payload import packed, tokens_of
-from ringfold.fuzz.target import TF32, Floats, HeadParameters, Inputs, Request, Target, View
+from ringfold.fuzz.target import TF32, Device, Floats, HeadParameters, Inputs, Request, Target, View
 from ringfold.sim.machine import Machine
 from ringfold.sim.precision import EMULATED_TF32
 from ringfold.sim.ring import Ring
@@ -27,11 +27,9 @@ from ringfold.sim.snapshots import Snapshots
 class SimulatedTarget:
     """A machine of the simulator, float32 and tf32 as the kernels are."""
 
-    device = "cpu"
+    device: Device = "cpu"
     precision = TF32
-    operations = frozenset(
-        {"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"}
-    )
+    operations = frozenset({"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"})
 
     def __init__(self, name: str = "sim", machine: type[Machine] = Ring) -> None:
         self.name = name
@@ -104,4 +102,3 @@ class SimulatedTarget:
 
     def _slots(self, rows: Sequence[Request | None]) -> NDArray[np.int64]:
         return np.array([NULL_SLOT if row is None else self.seats[row] for row in rows], np.int64)
-
