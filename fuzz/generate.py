@@ -41,6 +41,9 @@ SLOW: Final = "slow-decay"
 slowly, and so does every other random one."""
 
 
+GATED: Final = "ordinary"
+
+
 class Plan(NamedTuple):
     """What is common to the histories of one configuration."""
 
@@ -135,10 +138,35 @@ def _directed(plan: Plan) -> Iterator[Operation]:
             yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
         for member in group:
             yield Free(request=member)
-    # Whoever comes last finds a used slot and verifies once more.
-    yield Admit(request=request, tag=tag + 1)
-    yield Verify(tag=tag + 2, rows=(request,), lengths=(setup.window,))
-    yield Commit(tag=tag + 2, accepted=(1,))
+    yield from _two_lives(plan, request, tag)
+
+
+def _two_lives(plan: Plan, first: int, tag: int) -> Iterator[Operation]:
+    """Two requests in used slots: one forks from the other, their steps cross, a batch idles.
+
+    Their gates are ordinary: what slow ones would hide from a check of outputs shows here.
+    """
+    T, second = plan.setup.window, first + 1
+    alone, crossed, together = tag + 2, tag + 3, tag + 4
+    idle = [Idle(rows=2)] if "idle" in plan.operations else []
+    yield Admit(request=first, tag=tag + 1)
+    yield Verify(tag=alone, rows=(first,), lengths=(T,), profile=GATED)
+    if plan.setup.slots <= 2:
+        yield Commit(tag=alone, accepted=(1,))
+        return
+    yield Commit(tag=alone, accepted=(0,))
+    if "fork" in plan.operations:
+        yield Fork(request=second, source=first)
+    else:
+        yield Admit(request=second, tag=tag + 2)
+    yield Verify(tag=crossed, rows=(first,), lengths=(T,), profile=GATED)
+    yield Verify(tag=together, rows=(second,), lengths=(T,), profile=GATED)
+    yield from idle
+    yield Commit(tag=crossed, accepted=(1,))
+    yield from idle
+    yield Commit(tag=together, accepted=(T,))
+    yield Verify(tag=together + 1, rows=(second, first), lengths=(1, T), profile=GATED)
+    yield Commit(tag=together + 1, accepted=(0, T))
 
 
 # ------------------------------------------------------------------ random histories
@@ -176,7 +204,7 @@ class _Random:
             "admit": (2.0, self._admit),
             "place": (2.0, self._place),
             "free": (1.5, self._free),
-            "fork": (1.5, self._fork),
+            "fork": (3.0, self._fork),
             "decode": (1.5, self._decode),
             "idle": (0.5, self._idle),
         }

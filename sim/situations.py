@@ -101,6 +101,12 @@ SITUATIONS: Final[tuple[Situation, ...]] = (
         lambda s: s.before.write_pos + s.lengths == s.ring,
     ),
     Situation(
+        "history straddles the wrap",
+        "Outputs read records on both sides of the step from ring row L-1 to row 0.",
+        "row",
+        lambda s: s.plain & (s.before.cache_base + s.before.write_pos > s.ring),
+    ),
+    Situation(
         "fold",
         "The step moves committed records into the checkpoint.",
         "row",
