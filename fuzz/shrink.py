@@ -2,9 +2,9 @@
 
 A trace is simpler when it has fewer requests, then fewer steps, then shorter windows, a smaller
 ring, a smaller head, quieter memory and plainer numbers; `size` is that order, and it is total.
-The shrinker tries simpler neighbours (`simpler.PASSES`) and keeps each that still fails for the
-same cause, until none does. Its last pass looks at *every* history that is as short, so that the
-result depends on the cause and hardly on where one started; equal results are one finding.
+The shrinker tries simpler neighbours (`simpler.QUICK`) and keeps each that still fails for the same
+cause, until none does. Then it looks at *every* history that is as short (`simpler.THOROUGH`), so
+that the result depends on the cause and hardly on where one started: equal results, one finding.
 
 docs/shrinking.md tells what counts as the same cause, and what is lost by that.
 """
@@ -122,7 +122,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
         sum(sum(o.lengths) for o in verifies),
         setup.window,
         setup.ring,
-        g.heads * g.value_heads * g.key_dim * g.value_dim,
+        simpler.elements(g),
         (g.heads, g.value_heads, g.key_dim, g.value_dim),
         setup.layers,
         setup.slots,
@@ -133,6 +133,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
         sum(profile is not None for profile in profiles),
         trace.payload.tensors is not None,
         _rank(trace.payload.profile),
+        sum(o.rows for o in operations if isinstance(o, Idle)),
         len(places),
         sum(o.records for o in places),
         sum(o.base for o in places),
@@ -210,10 +211,10 @@ class _Shrinker:
 
     def _round(self) -> bool:
         improved = False
-        for simplify in (self._alone, *simpler.PASSES):
+        for simplify in (self._alone, *simpler.QUICK):
             while self._improve(simplify(self.best)):
                 improved = True
-        return improved
+        return improved or any(self._improve(simplify(self.best)) for simplify in simpler.THOROUGH)
 
     def _alone(self, trace: Trace) -> Iterator[Trace]:
         suspect = next((m.request for m in self.mismatches if m.request is not None), None)
@@ -225,15 +226,13 @@ class _Shrinker:
         for candidate in candidates:
             if not _is_legal(candidate):
                 continue
-            # Once the best is plainly named, every candidate is: it depends on structure alone.
-            named = simpler.renamed(candidate) if self.plain else candidate
-            name = digest(named)
-            if name in self.tried or size(named) >= limit:
+            name = digest(candidate)
+            if name in self.tried or size(candidate) >= limit:
                 continue
             self.tried.add(name)
-            mismatches = self._walk(named)
+            mismatches = self._walk(candidate)
             if mismatches and cause(mismatches) == self.cause:
-                self._keep(named, mismatches)
+                self._keep(candidate, mismatches)
                 return True
         return False
 
@@ -242,7 +241,6 @@ class _Shrinker:
         self.best = failures.as_failure(trace, [_first(mismatches)], {})
         self.best = msgspec.structs.replace(self.best, expected="agree", seen=())
         self.mismatches = mismatches
-        self.plain = simpler.renamed(self.best).operations == self.best.operations
         self.on_progress(self.best, self.walks)
 
     def _walk(self, trace: Trace, limited: bool = True) -> list[Mismatch]:

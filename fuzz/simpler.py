@@ -8,19 +8,21 @@ it). `shrink` does the asking. The order within a function is from much to littl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.ledger import Ledger
+from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
     Fork,
     Free,
+    Idle,
     Operation,
     Place,
     Repeat,
@@ -28,22 +30,26 @@ from ringfold.fuzz.trace import (
     Verify,
     unroll,
 )
-from ringfold.sim import cursors as rules
 from ringfold.sim.cursors import Cursors, reachable
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 Item = TypeVar("Item")
 Operations = tuple[Operation, ...]
+Rows = Sequence[int | None]
+Choose = Callable[[int, Rows], list[int]]
 
 PROFILES_PLAIN: Final = ("slow-decay", "ordinary")
 """Simplest first: what nothing is forgotten in makes a lost token plain to see."""
-SEEDS: Final = range(4)
+SEEDS: Final = range(8)
 UNROLLED_MAX: Final = 200
 SMALL_RINGS: Final = ((2, 1), (4, 1), (4, 2))
 """(L, T) at which every short history is looked at, beside the trace's own."""
 SHORT_STEPS_MAX: Final = 3
-SHORT_HISTORIES_MAX: Final = 3000
+SHORT_HISTORIES_MAX: Final = 1500
+MOVES_MAX: Final = 300
+"""States, or pairs of them, that the seats of a history are moved through."""
+SHAPES_MAX: Final = 300
 DEAD: Final[tuple[Dead, ...]] = ("leave", "garbage", "nan")
 
 
@@ -87,19 +93,30 @@ def fewer(trace: Trace) -> Iterator[Trace]:
 
 def fewer_rows(trace: Trace) -> Iterator[Trace]:
     """Batches without padding; then without any one row."""
-    yield _with(trace, _rows_where(trace.operations, lambda tag, row, request: request is not None))
-    for operation, _ in unroll(trace.operations):
-        if isinstance(operation, Verify | Decode) and len(operation.rows) > 1:
-            for gone in range(len(operation.rows)):
-                at = (operation.tag, gone)
-                yield _with(
-                    trace,
-                    _rows_where(trace.operations, lambda tag, row, _, at=at: (tag, row) != at),
-                )
+    yield _with(trace, _rebatched(trace.operations, lambda tag, rows: _real(rows)))
+    for tag, rows in _batches(trace):
+        for gone in range(len(rows)):
+            rest = [*range(gone), *range(gone + 1, len(rows))]
+            yield _with(trace, _rebatched(trace.operations, _choice(tag, rest)))
 
 
-def plain_decoding(trace: Trace) -> Iterator[Trace]:
-    """A decode step written as a window of one with one accepted."""
+def joined(trace: Trace) -> Iterator[Trace]:
+    """One request that stays, in place of one that leaves and another that comes."""
+    for i, free in enumerate(trace.operations):
+        if not isinstance(free, Free):
+            continue
+        for j, seat in enumerate(trace.operations[i + 1 :], start=i + 1):
+            if isinstance(seat, Admit | Place | Fork):
+                rest = [o for at, o in enumerate(trace.operations) if at not in {i, j}]
+                yield _with(trace, (_called(o, seat.request, free.request) for o in rest))
+
+
+def plain_steps(trace: Trace) -> Iterator[Trace]:
+    """An idle batch of one row; a decode step written as a window of one with one accepted."""
+    for i, operation in enumerate(trace.operations):
+        if isinstance(operation, Idle):
+            one = msgspec.structs.replace(operation, rows=1)
+            yield _with(trace, (*trace.operations[:i], one, *trace.operations[i + 1 :]))
 
     def window(operation: Operation) -> Operations:
         if not isinstance(operation, Decode):
@@ -131,6 +148,17 @@ def unrepeated(trace: Trace) -> Iterator[Trace]:
             yield _with(trace, (*head, *_fresh_tags(turns, trace), *tail))
 
 
+def reordered(trace: Trace) -> Iterator[Trace]:
+    """Neighbouring operations and neighbouring rows the other way round."""
+    operations = trace.operations
+    for i in range(len(operations) - 1):
+        yield _with(trace, (*operations[:i], *operations[i : i + 2][::-1], *operations[i + 2 :]))
+    for tag, rows in _batches(trace):
+        for row in range(len(rows) - 1):
+            order = [*range(row), row + 1, row, *range(row + 2, len(rows))]
+            yield _with(trace, _rebatched(operations, _choice(tag, order)))
+
+
 # ------------------------------------------------------------------ windows and rings
 
 
@@ -146,27 +174,42 @@ def shorter_windows(trace: Trace) -> Iterator[Trace]:
 
 
 def smaller_rings(trace: Trace) -> Iterator[Trace]:
-    """Shorter rings and windows, with a lone place in each state that the shorter ring has."""
+    """Shorter rings and windows, with the seats as they are and then in every other state."""
     setup = trace.setup
-    for T in range(1, setup.window + 1):
-        for L in _powers(setup.ring):
-            if 2 * T <= L:
-                yield from _states(_with_setup(_clipped(trace, T), ring=L, window=T), True)
+    squeezed = [
+        _squeezed(trace, L, T, lowered)
+        for T in range(1, setup.window + 1)
+        for L in _powers(setup.ring)
+        if 2 * T <= L
+        for lowered in (0, setup.window - T)
+    ]
+    yield from squeezed
+    for smaller in squeezed:
+        yield from simpler_places(smaller)
 
 
 def simpler_places(trace: Trace) -> Iterator[Trace]:
-    """An admission in place of a place or a fork; else fewer records, nearer to row 0."""
-    yield from _states(trace, False)
+    """Requests seated in another state, the emptiest first: one, or two where states are few."""
+    states = _placeable(trace.setup)
+    seats = [i for i, o in enumerate(trace.operations) if isinstance(o, Admit | Place | Fork)]
+    for many in (1, 2):
+        if len(states) ** many <= MOVES_MAX:
+            for at in itertools.combinations(seats, many):
+                for cursors in itertools.product(states, repeat=many):
+                    yield _with(trace, _reseated(trace, dict(zip(at, cursors, strict=True))))
 
 
-def default_bounds(trace: Trace) -> Iterator[Trace]:
-    """Commits that announce the setup's own window."""
-
-    def plain(operation: Operation) -> Operation:
-        bound = isinstance(operation, Commit) and operation.bound is not None
-        return msgspec.structs.replace(operation, bound=None) if bound else operation
-
-    yield _with(trace, map(plain, trace.operations))
+def plainer_bounds(trace: Trace) -> Iterator[Trace]:
+    """Commits that announce the setup's own window; else a small one."""
+    plain = msgspec.structs.replace
+    yield _with(
+        trace, (plain(o, bound=None) if isinstance(o, Commit) else o for o in trace.operations)
+    )
+    for i, operation in enumerate(trace.operations):
+        if isinstance(operation, Commit) and operation.bound is not None:
+            for bound in (None, *range(1, operation.bound)):
+                commit = plain(operation, bound=bound)
+                yield _with(trace, (*trace.operations[:i], commit, *trace.operations[i + 1 :]))
 
 
 # ------------------------------------------------------------------ memory, numbers, names
@@ -183,16 +226,39 @@ def living(trace: Trace) -> Iterator[Trace]:
 
 
 def smaller_geometry(trace: Trace) -> Iterator[Trace]:
-    """One head of one element; else each size as small as it can be by itself."""
+    """One head of one element; else each size by itself as small as it can be."""
     g = trace.setup.geometry
     yield _with_setup(trace, geometry=Geometry(1, 1, 1, 1))
-    for heads, value_heads in itertools.product(range(1, g.heads + 1), range(1, g.value_heads + 1)):
-        if value_heads % heads == 0:
-            yield _with_setup(trace, geometry=Geometry(heads, value_heads, g.key_dim, g.value_dim))
+    for heads, value_heads in _heads(g):
+        yield _with_setup(trace, geometry=Geometry(heads, value_heads, g.key_dim, g.value_dim))
     for key_dim in _powers(g.key_dim):
         yield _with_setup(trace, geometry=Geometry(g.heads, g.value_heads, key_dim, g.value_dim))
     for value_dim in _powers(g.value_dim):
         yield _with_setup(trace, geometry=Geometry(g.heads, g.value_heads, g.key_dim, value_dim))
+
+
+def other_shapes(trace: Trace) -> Iterator[Trace]:
+    """Every shape with fewer elements, though one side of it be longer."""
+    g = trace.setup.geometry
+    dims = _powers(max(g.key_dim, g.value_dim))
+    shapes = [Geometry(*pair, K, V) for pair in _heads(g) for K in dims for V in dims]
+    for shape in sorted(shapes, key=elements)[:SHAPES_MAX]:
+        yield _with_setup(trace, geometry=shape)
+
+
+def elements(g: Geometry) -> int:
+    """How large a geometry is."""
+    return g.heads * g.value_heads * g.key_dim * g.value_dim
+
+
+def _heads(g: Geometry) -> list[tuple[int, int]]:
+    """Pairs (H, HV) no larger than those of `g`."""
+    return [
+        (H, HV)
+        for HV in range(1, g.value_heads + 1)
+        for H in range(1, min(HV, g.heads) + 1)
+        if HV % H == 0
+    ]
 
 
 def plainer_setup(trace: Trace) -> Iterator[Trace]:
@@ -206,9 +272,11 @@ def plainer_setup(trace: Trace) -> Iterator[Trace]:
     yield _with_setup(trace, **plain)
     for name, value in plain.items():
         yield _with_setup(trace, **{name: value})
-    for name in ("activation", "record", "state"):
-        dtypes = msgspec.structs.replace(trace.setup.dtypes, **{name: "float32"})
-        yield _with_setup(trace, dtypes=dtypes)
+    # Records that are narrower than activations lose what raw records must keep.
+    wide = msgspec.structs.replace(trace.setup.dtypes, activation="float32", record="float32")
+    yield _with_setup(trace, dtypes=wide)
+    state = msgspec.structs.replace(trace.setup.dtypes, state="float32")
+    yield _with_setup(trace, dtypes=state)
 
 
 def plainer_payload(trace: Trace) -> Iterator[Trace]:
@@ -219,7 +287,7 @@ def plainer_payload(trace: Trace) -> Iterator[Trace]:
         return msgspec.structs.replace(operation, profile=None) if profiled else operation
 
     same = _with(trace, map(unprofiled, trace.operations))
-    for profile in dict.fromkeys((*PROFILES_PLAIN, trace.payload.profile)):
+    for profile in dict.fromkeys((*PROFILES_PLAIN, *PROFILES)):
         payload = msgspec.structs.replace(trace.payload, profile=profile, tensors=None)
         yield msgspec.structs.replace(same, payload=payload)
         yield msgspec.structs.replace(trace, payload=payload)
@@ -268,13 +336,14 @@ def every_short(trace: Trace) -> Iterator[Trace]:
 
     What came so far started from one failure; this makes the end the same from any of them.
     """
+    yield _with(trace, (Idle(rows=1),))
     steps = min(SHORT_STEPS_MAX, sum(isinstance(o, Verify) for o, _ in unroll(trace.operations)))
     own = (trace.setup.ring, trace.setup.window)
     for L, T in dict.fromkeys((*SMALL_RINGS, own)):
         if own[0] >= L and own[1] >= T:
             base = _with_setup(trace, ring=L, window=T)
             for count in range(1, steps + 1):
-                if _short_count(base.setup, count) <= SHORT_HISTORIES_MAX:
+                if _short_count(base, count) <= SHORT_HISTORIES_MAX:
                     yield from _short(base, count)
 
 
@@ -336,7 +405,7 @@ def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Opera
         yield operation if tag is None else msgspec.structs.replace(operation, tag=tag)
 
 
-def _only(trace: Trace, requests: set[int | None]) -> Trace:
+def _only(trace: Trace, requests: Container[int]) -> Trace:
     """The history of some requests; those that were forked from others start afresh."""
 
     def kept(operation: Operation) -> Iterator[Operation]:
@@ -355,33 +424,68 @@ def _only(trace: Trace, requests: set[int | None]) -> Trace:
             case _:
                 yield operation
 
+    def choose(tag: int, rows: Rows) -> list[int]:
+        return [i for i, row in enumerate(rows) if row is None or row in requests]
+
     operations = tuple(itertools.chain(*map(kept, trace.operations)))
-    return _with(
-        trace,
-        _rows_where(operations, lambda tag, row, request: request is None or request in requests),
-    )
+    return _with(trace, _rebatched(operations, choose))
 
 
-def _rows_where(
-    operations: Iterable[Operation], keep: Callable[[int, int, int | None], bool]
-) -> Operations:
-    """Batches with the rows for which `keep(tag, row, request)` holds; none with padding alone."""
-    rows_of: dict[int, list[int]] = {}
+def _batches(trace: Trace) -> Iterator[tuple[int, Rows]]:
+    """Tag and rows of every batch with more than one row."""
+    for operation, _ in unroll(trace.operations):
+        if isinstance(operation, Verify | Decode) and len(operation.rows) > 1:
+            yield operation.tag, operation.rows
+
+
+def _real(rows: Rows) -> list[int]:
+    return [i for i, row in enumerate(rows) if row is not None]
+
+
+def _called(operation: Operation, old: int, new: int) -> Operation:
+    """`operation` with another name for one request."""
+
+    def name(request: int | None) -> int | None:
+        return new if request == old else request
+
+    changes: dict[str, object] = {}
+    if isinstance(operation, Admit | Place | Fork | Free):
+        changes["request"] = name(operation.request)
+    if isinstance(operation, Fork):
+        changes["source"] = name(operation.source)
+    if isinstance(operation, Verify | Decode):
+        changes["rows"] = tuple(map(name, operation.rows))
+    return msgspec.structs.replace(operation, **changes)
+
+
+def _choice(tag: int, order: list[int]) -> Choose:
+    """Rows `order` of the batch called `tag`, and all rows of the others."""
+    return lambda other, rows: order if other == tag else list(range(len(rows)))
+
+
+def _rebatched(operations: Iterable[Operation], choose: Choose) -> Operations:
+    """Batches of the rows `choose(tag, rows)`, in that order; none of padding alone is left."""
+    chosen: dict[int, list[int]] = {}
+
+    def rows_of(tag: int, rows: Rows) -> list[int]:
+        at = choose(tag, rows)
+        emptied = _real(rows) and not any(rows[i] is not None for i in at)
+        chosen[tag] = [] if emptied else at
+        return chosen[tag]
 
     def kept(operation: Operation) -> Iterator[Operation]:
         match operation:
             case Verify(tag=tag, rows=rows, lengths=lengths):
-                at = rows_of[tag] = _kept_rows(tag, rows, keep)
-                if at:
+                if at := rows_of(tag, rows):
                     yield msgspec.structs.replace(
                         operation, rows=_at(rows, at), lengths=_at(lengths, at)
                     )
             case Decode(tag=tag, rows=rows):
-                if at := _kept_rows(tag, rows, keep):
+                if at := rows_of(tag, rows):
                     yield msgspec.structs.replace(operation, rows=_at(rows, at))
             case Commit(tag=tag, accepted=accepted):
-                if at := rows_of.get(tag, []):
-                    yield msgspec.structs.replace(operation, accepted=_at(accepted, at))
+                if kept_rows := chosen.get(tag):
+                    yield msgspec.structs.replace(operation, accepted=_at(accepted, kept_rows))
             case Repeat(operations=inner):
                 if inside := tuple(itertools.chain(*map(kept, inner))):
                     yield msgspec.structs.replace(operation, operations=inside)
@@ -389,14 +493,6 @@ def _rows_where(
                 yield operation
 
     return tuple(itertools.chain(*map(kept, operations)))
-
-
-def _kept_rows(
-    tag: int, rows: Sequence[int | None], keep: Callable[[int, int, int | None], bool]
-) -> list[int]:
-    at = [i for i, request in enumerate(rows) if keep(tag, i, request)]
-    padding_only = all(rows[i] is None for i in at) and any(row is not None for row in rows)
-    return [] if padding_only else at
 
 
 def _at(values: Sequence[Item], places: Sequence[int]) -> tuple[Item, ...]:
@@ -428,8 +524,8 @@ def _with_window(trace: Trace, tag: int, row: int, length: int, accepted: int | 
     return _with(trace, map(change, trace.operations))
 
 
-def _clipped(trace: Trace, T: int) -> Trace:
-    """No window longer than `T`, no count above its window, no bound above `T`."""
+def _clipped(trace: Trace, T: int, lowered: int) -> Trace:
+    """No window longer than `T`, no count above its window, no bound above `T`, some lower."""
     lengths: dict[int, tuple[int, ...]] = {}
 
     def change(operation: Operation) -> Operation:
@@ -444,7 +540,7 @@ def _clipped(trace: Trace, T: int) -> Trace:
                     None if n is None else min(n, length)
                     for n, length in zip(accepted, lengths[tag], strict=True)
                 )
-                bounded = None if bound is None else min(bound, T)
+                bounded = None if bound is None else max(1, min(bound - lowered, T))
                 return msgspec.structs.replace(operation, accepted=counts, bound=bounded)
             case _:
                 return operation
@@ -457,7 +553,7 @@ def _clipped(trace: Trace, T: int) -> Trace:
 
 def _seat(setup: Setup, request: int, tag: int, cursors: Cursors, dead: Dead) -> Admit | Place:
     """The simplest operation that seats a request with these cursors."""
-    if not DIALECTS[setup.dialect].has_ring or cursors == rules.reset(setup.ring, setup.window):
+    if cursors == protocol_of(setup).reset(setup.ring, setup.window):
         return Admit(request=request, tag=tag, dead=dead)
     return Place(
         request=request,
@@ -506,89 +602,96 @@ def _cursors(place: Place) -> Cursors:
     return Cursors(place.records, place.base, int(place.flush))
 
 
-def _states(trace: Trace, everywhere: bool) -> Iterator[Trace]:
-    """`trace` with its seats in other states; `everywhere`: also where the old one is no more.
-
-    One place after the other is moved, and with `everywhere` the rest is squeezed into the ring.
-    """
-    setup = trace.setup
-    places = [i for i, o in enumerate(trace.operations) if isinstance(o, Place | Fork)]
-    if everywhere:
-        trace = _with(trace, (_squeezed(o, setup) for o in trace.operations))
-    if not places:
-        if everywhere:
-            yield trace
-        return
-    for i in places:
-        seat = trace.operations[i]
-        assert isinstance(seat, Place | Fork)
-        tag = seat.tag if isinstance(seat, Place) else seat.request
-        for cursors in _placeable(setup):
-            moved = _seat(setup, seat.request, tag, cursors, seat.dead)
-            yield _with(trace, (*trace.operations[:i], moved, *trace.operations[i + 1 :]))
+def _reseated(trace: Trace, cursors: dict[int, Cursors]) -> Iterator[Operation]:
+    for i, operation in enumerate(trace.operations):
+        if i in cursors and isinstance(operation, Admit | Place | Fork):
+            tag = operation.source if isinstance(operation, Fork) else operation.tag
+            yield _seat(trace.setup, operation.request, tag, cursors[i], operation.dead)
+        else:
+            yield operation
 
 
 def _placeable(setup: Setup) -> list[Cursors]:
     """States that a place may name, the simplest first."""
-    if not DIALECTS[setup.dialect].has_ring:
-        return [Cursors(0, 0, 0)]
-    states = reachable(setup.ring, setup.window).states
+    states = reachable(setup.ring, setup.window, protocol_of(setup)).states
     return sorted(states, key=lambda c: (c.write_pos, c.cache_base))
 
 
-def _squeezed(operation: Operation, setup: Setup) -> Operation:
-    if not isinstance(operation, Place) or not DIALECTS[setup.dialect].has_ring:
-        return operation
-    records = min(operation.records, setup.ring - setup.window)
-    return msgspec.structs.replace(
-        operation,
-        records=records,
-        base=operation.base % setup.ring,
-        flush=bool(rules.due(records, setup.ring, setup.window)),
-    )
+def _squeezed(trace: Trace, L: int, T: int, lowered: int) -> Trace:
+    """`trace` in a shorter ring, with bounds lowered by so much, and states that are most alike."""
+    smaller = _with_setup(_clipped(trace, T, lowered), ring=L, window=T)
+    protocol = protocol_of(smaller.setup)
+    if not DIALECTS[smaller.setup.dialect].has_ring:
+        return smaller
+
+    def squeeze(operation: Operation) -> Operation:
+        if not isinstance(operation, Place):
+            return operation
+        records = min(operation.records, protocol.most(L, T))
+        return msgspec.structs.replace(
+            operation,
+            records=records,
+            base=operation.base % L,
+            flush=protocol.folds_at == "verify" and bool(protocol.due(records, L, T)),
+        )
+
+    return _with(smaller, map(squeeze, smaller.operations))
 
 
 # Every short history.
 
 
-def _short_count(setup: Setup, steps: int) -> int:
-    T = setup.window
-    choices = T * (T + 3) // 2  # of (length, accepted)
-    return len(DEAD) * len(_placeable(setup)) * choices ** (steps - 1) * (choices + T)
+def _short_windows(trace: Trace) -> list[tuple[int, int, int | None]]:
+    """Length, accepted and bound; bounds only where the trace has some."""
+    T = trace.setup.window
+    bounded = any(isinstance(o, Commit) and o.bound for o, _ in unroll(trace.operations))
+    bounds = (None, *range(1, T)) if bounded else (None,)
+    return [(n, k, bound) for n in range(1, T + 1) for k in range(n + 1) for bound in bounds]
+
+
+def _short_count(trace: Trace, steps: int) -> int:
+    choices, seats = len(_short_windows(trace)), len(_placeable(trace.setup))
+    return seats * int(choices ** (steps - 1)) * (choices + trace.setup.window)
 
 
 def _short(trace: Trace, steps: int) -> Iterator[Trace]:
     """Histories of one request with exactly this many steps, the last one committed or not."""
-    setup, T = trace.setup, trace.setup.window
-    windows = [(length, n) for length in range(1, T + 1) for n in range(length + 1)]
-    last = [(length, None) for length in range(1, T + 1)]
-    for dead in DEAD:
-        for cursors in _placeable(setup):
-            seat = _seat(setup, 0, 1, cursors, dead)
+    windows = _short_windows(trace)
+    last = [(length, None, None) for length in range(1, trace.setup.window + 1)]
+    worst: Dead = max((o.dead for o in trace.operations), key=DEAD.index)
+    for dead in dict.fromkeys(("leave", worst)):
+        for cursors in _placeable(trace.setup):
+            seat = _seat(trace.setup, 0, 1, cursors, dead)
             for run in itertools.product(*[windows] * (steps - 1), [*last, *windows]):
                 operations: list[Operation] = [seat]
-                for tag, (length, n) in enumerate(run, start=2):
+                for tag, (length, n, bound) in enumerate(run, start=2):
                     operations.append(Verify(tag=tag, rows=(0,), lengths=(length,), dead=dead))
                     if n is not None:
-                        operations.append(Commit(tag=tag, accepted=(n,), dead=dead))
+                        operations.append(Commit(tag=tag, accepted=(n,), bound=bound, dead=dead))
                 yield _with(trace, operations)
 
 
-PASSES: Final[tuple[Callable[[Trace], Iterator[Trace]], ...]] = (
-    other_names,
+Pass = Callable[[Trace], Iterator[Trace]]
+
+QUICK: Final[tuple[Pass, ...]] = (
     placed,
     fewer,
     fewer_rows,
     unrepeated,
-    plain_decoding,
-    default_bounds,
+    plainer_setup,
+    smaller_geometry,
     smaller_rings,
     simpler_places,
     shorter_windows,
+    plainer_bounds,
     living,
-    plainer_setup,
-    smaller_geometry,
     plainer_payload,
-    every_short,
+    plain_steps,
+    joined,
+    reordered,
+    other_names,
 )
 """In the order in which they pay: what makes the next ones cheap comes first."""
+
+THOROUGH: Final[tuple[Pass, ...]] = (every_short, other_shapes)
+"""Many candidates: for when nothing else helps."""
