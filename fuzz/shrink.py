@@ -11,6 +11,7 @@ docs/shrinking.md tells what counts as the same cause, and what is lost by that.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import msgspec
 from ringfold.fuzz import failures, replay, simpler
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.target import Target
+from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -167,6 +168,52 @@ def shrink(
         NoFailureError: the trace shows no mismatch.
     """
     return _Shrinker(trace, target, folder or Path(), seconds_max, on_progress).run()
+
+
+class Written(msgspec.Struct):
+    """A shrunk failure on disk."""
+
+    trace: str
+    target: str | None
+    cause: Symptom
+    account: str
+    """What was made of the trace, in a sentence."""
+    sentence: str
+    """What fails."""
+    reproduce: str
+    digest: str
+    steps: int
+    operations: int
+    walks: int
+    seconds: float
+    complete: bool
+    mismatches: list[Mismatch]
+
+
+def write(found: Trace, shrunk: Shrunk, folder: Path, run_dir: Path, device: Device) -> Written:
+    """Save a shrunk failure under `run_dir`, with the tensors in `folder` that it still needs."""
+    trace = shrunk.trace
+    path = failures.write(trace, shrunk.mismatches, run_dir, device)
+    if (tensors := trace.payload.tensors) is not None:
+        shutil.copyfile(folder / tensors, path.parent / tensors)
+    limit = "" if shrunk.complete else " The time limit came first: this is the best so far."
+    return Written(
+        trace=str(path),
+        target=trace.target,
+        cause=shrunk.cause,
+        account=f"{steps(found)} steps ({len(found.operations)} operations, {found.setup}) became "
+        f"{shrunk.steps} ({len(trace.operations)} operations, {trace.setup}) "
+        f"in {shrunk.seconds:.1f} s and {shrunk.walks} walks.{limit}",
+        sentence=shrunk.mismatches[0].sentence(),
+        reproduce=failures.reproduce(path, trace.target, device),
+        digest=shrunk.digest,
+        steps=shrunk.steps,
+        operations=len(trace.operations),
+        walks=shrunk.walks,
+        seconds=shrunk.seconds,
+        complete=shrunk.complete,
+        mismatches=shrunk.mismatches,
+    )
 
 
 class _Shrinker:
