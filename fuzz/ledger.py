@@ -6,7 +6,7 @@ elements an operation may write, which are alive, and how far the checkpoint lag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,12 +92,12 @@ class Ledger:
 
     def cursors(self, requests: Iterable[Request]) -> Cursors:
         """Cursors as arrays over `requests`."""
-        return _stack([self.entries[r].cursors for r in requests])
+        return stacked([self.entries[r].cursors for r in requests])
 
     def lagging(self, requests: Iterable[Request]) -> Cursors:
         """Cursors whose `write_pos` is the number of records that the checkpoint lacks."""
         entries = [self.entries[r] for r in requests]
-        return _stack([e.cursors._replace(write_pos=e.lag) for e in entries])
+        return stacked([e.cursors._replace(write_pos=e.lag) for e in entries])
 
     def seats(self, requests: Iterable[Request], axis: str) -> NDArray[np.int64]:
         """Indices of `requests` on a buffer's `slot` or `request` axis."""
@@ -137,13 +137,9 @@ class Ledger:
             for name in self.dialect.commit_writes
         }
 
-    def admit_may_write(self, request: Request) -> dict[str, list[Region]]:
-        """Everything that belongs to the new owner."""
-        seat = self.entries[request].seat
-        return {
-            buffer.name: [{a: _ints([i]) for a, i in seat.items() if a in buffer.axes}]
-            for buffer in self.buffers
-        }
+    def admit_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
+        """Everything that belongs to the new owners."""
+        return {buffer.name: [self.place(requests)] for buffer in self.buffers}
 
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""
@@ -177,7 +173,8 @@ def _row_axis(buffer: Buffer) -> str:
     return next((axis for axis in ("ring", "step") if axis in buffer.axes), "")
 
 
-def _stack(rows: list[Cursors]) -> Cursors:
+def stacked(rows: Sequence[Cursors]) -> Cursors:
+    """Cursors of many requests as arrays."""
     return Cursors(*(_ints([row[i] for row in rows]) for i in range(3)))
 
 

@@ -1,4 +1,4 @@
-"""Seating a request in the middle of its protocol, by writing the target's memory directly.
+"""Seating requests in the middle of their protocol, by writing the target's memory directly.
 
 An exhaustive exploration needs every cursor state on the spot, and a shrunk history wants its
 prefix replaced by one operation. What a target's own kernels would have stored is computed here by
@@ -8,7 +8,7 @@ gates) agree with the target's own to rounding, not to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ringfold.fuzz import arrays
 from ringfold.fuzz.frame import index
 from ringfold.fuzz.target import Inputs, Request, Target, View
+from ringfold.fuzz.truth import Window
 from ringfold.oracle.gdn import Updates, advance, token
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import physical
@@ -24,40 +25,49 @@ from ringfold.sim.dialects import physical
 
 def place(
     target: Target,
-    request: Request,
+    requests: Sequence[Request],
     cursors: Cursors,
-    state: NDArray[np.float32],
+    states: NDArray[np.float32],
     inputs: Inputs,
-    updates: Updates,
+    window: Window,
 ) -> None:
-    """Give a seated request the records and cursors of a reachable state.
+    """Give seated requests the records and cursors of reachable states, all in one go.
 
-    `state` [layer, HV, V, K] is the checkpoint it was admitted with; `inputs` hold the records'
-    tokens [layer, token, ...] and `updates` [layer, 1, token, ...] what the recurrence makes of
-    them. A dialect without a ring has no records, so its request is as it was admitted.
+    `cursors` are arrays [row]; `states` [layer, row, HV, V, K] are the checkpoints that the
+    requests were admitted with; `inputs` hold the records' tokens [layer, token, ...], packed row
+    after row, and `window` what the recurrence makes of them. The target's dialect must own a ring.
     """
-    if not target.dialect.has_ring:
-        return
-    views, seat = target.views(), target.seat(request)
+    views = target.views()
     ring = views["k"].array.shape[views["k"].buffer.axes.index("ring")]
-    positions = np.arange(cursors.write_pos)
-    at = {axis: np.full(positions.size, seat[axis]) for axis in ("slot", "request")}
-    at["ring"] = physical(cursors.cache_base, positions, ring)
+    rows, positions = np.nonzero(window.live)  # [token]
+    seats = [target.seat(request) for request in requests]
+    sits = {axis: np.array([seat[axis] for seat in seats]) for axis in ("slot", "request")}
+    at = {axis: places[rows] for axis, places in sits.items()}
+    at["ring"] = physical(cursors.cache_base[rows], positions, ring)
+    updates = Updates(*(x[:, window.live] for x in window.updates))
     group = updates.k.shape[-2] // inputs.k.shape[-2]
-    records: dict[str, NDArray[Any]] = {
-        "d": deltas(state, updates),
-        "k": updates.k[:, 0, :, ::group],
-        "g": updates.log_decay[:, 0],
+    records = {
+        "d": deltas(states, window.updates)[:, window.live],
+        "k": updates.k[:, :, ::group],
+        "g": updates.log_decay,
         "rawv": inputs.v,
         "rawk": inputs.k,
-        "beta": updates.beta[:, 0],
+        "beta": updates.beta,
     }
     for name, values in records.items():  # [layer, token, heads(, width)]
         for part, rest in parts(name, values, views):
             # A slice parts the place and ring indices, so their common axis comes first.
             arrays.put(views[part].array, index(views[part].buffer, at), np.moveaxis(rest, 1, 0))
-    for name, value in cursors._asdict().items():
-        arrays.fill(views[name].array, (seat[views[name].buffer.axes[0]],), int(value))
+    place_cursors(target, requests, cursors)
+
+
+def place_cursors(target: Target, requests: Sequence[Request], cursors: Cursors) -> None:
+    """Give seated requests these cursors [row] and nothing else."""
+    views = target.views()
+    for name, values in cursors._asdict().items():
+        axis = views[name].buffer.axes[0]
+        at = np.array([target.seat(request)[axis] for request in requests])
+        arrays.put(views[name].array, (at,), np.asarray(values))
 
 
 def parts(
@@ -72,9 +82,10 @@ def parts(
         yield low, values - kept
 
 
-def deltas(state: NDArray[np.float32], updates: Updates) -> NDArray[np.float64]:
-    """What each token writes, beta * (v - S k): [layer, token, HV, V]."""
-    now = state[:, None].astype(np.float64)
-    tokens = range(updates.v.shape[2])
-    written = [advance(now, *token(updates, t))[1][:, 0] for t in tokens]
-    return np.stack(written, 1) if written else np.zeros_like(updates.v[:, 0])
+def deltas(states: NDArray[np.float32], updates: Updates) -> NDArray[np.float64]:
+    """What each token writes, beta * (v - S k): [layer, row, token, HV, V]."""
+    now = states.astype(np.float64)
+    written = np.zeros_like(updates.v)
+    for t in range(written.shape[2]):
+        _, written[:, :, t] = advance(now, *token(updates, t))
+    return written

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ringfold.fuzz.checks import eps
 from ringfold.fuzz.frame import Dead, Region
 from ringfold.fuzz.judge import Judge, Position
-from ringfold.fuzz.ledger import Ledger
+from ringfold.fuzz.ledger import Ledger, stacked
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
 from ringfold.fuzz.payload import PADDING, Payload, tokens_of
 from ringfold.fuzz.placing import place
@@ -66,6 +66,28 @@ class Verdict(msgspec.Struct):
     """Where the time went."""
     complete: bool = True
     """False when a deadline cut the walk short."""
+
+
+def _together(
+    operations: Iterable[tuple[Operation, int]],
+) -> Iterator[tuple[Sequence[Operation], int]]:
+    """Places in a row, between which dead memory is left alone, as one; all others one by one."""
+    placing: list[Operation] = []
+    turn = 0
+    for operation, iteration in operations:
+        if placing and not (isinstance(operation, Place) and iteration == turn):
+            yield placing, turn
+            placing = []
+        if not isinstance(operation, Place):
+            yield [operation], iteration
+            continue
+        placing.append(operation)
+        turn = iteration
+        if operation.dead != "leave":
+            yield placing, turn
+            placing = []
+    if placing:
+        yield placing, turn
 
 
 class _TargetError(Exception):
@@ -130,18 +152,18 @@ class Walk:
         done, complete = 0, True
         try:
             self._open()
-            for operation, iteration in unroll(self.trace.operations):
+            for together, iteration in _together(unroll(self.trace.operations)):
                 if self.out_of_time():
                     complete = False
                     break
                 self.iteration = iteration
-                kind = type(operation).__name__.lower()
-                self.judge.position = Position(done, kind, iteration, self.steps)
-                done += 1
-                self._walk(kind, operation)
+                kind = type(together[0]).__name__.lower()
+                done += len(together)
+                self.judge.position = Position(done - 1, kind, iteration, self.steps)
+                self._walk(kind, together)
                 if any(m.check not in CONTINUES for m in self.judge.mismatches):
                     break
-                self._poison(operation.dead)
+                self._poison(together[-1].dead)
         except _TargetError as raised:
             self.judge.crash(raised.__cause__ or raised)
         return Verdict(
@@ -167,20 +189,22 @@ class Walk:
             self.judge.open()
         self.mirror = self.judge.mirror
 
-    def _walk(self, kind: str, operation: Operation) -> None:
+    def _walk(self, kind: str, together: Sequence[Operation]) -> None:
         if kind not in self.target.operations:
-            self._skip(kind, operation)
+            for operation in together:
+                self._skip(kind, operation)
             return
+        operation = together[0]
         match operation:
-            case Admit(request=request, tag=tag):
-                self._seat(request, self.payload.state(request, tag, self.iteration))
+            case Admit(request=request):
+                self._seat([operation])
                 self.judge.state([request])
             case Free(request=request):
                 self._free(request)
             case Fork(request=request, source=source):
                 self._fork(request, source)
             case Place():
-                self._place(operation)
+                self._place([p for p in together if isinstance(p, Place)])
             case Verify():
                 self._verify(operation)
             case Commit():
@@ -200,12 +224,21 @@ class Walk:
 
     # Operations.
 
-    def _seat(self, request: Request, state: NDArray[np.float32]) -> None:
-        self._call(lambda target: target.admit(request, state))
-        self.ledger.admit(request, self._where(request))
-        self.truth.admit(request, state.astype(np.float64))
-        self._judge_frame(self.ledger.admit_may_write(request))
+    def _seat(self, seats: Sequence[Admit | Place]) -> NDArray[np.float32]:
+        """Admit requests; returns their states [layer, row, HV, V, K]."""
+        states = []
+        for seat in seats:
+            state = self.payload.state(seat.request, seat.tag, self.iteration)
+            self._admit(seat.request, state)
+            self.ledger.admit(seat.request, self._where(seat.request))
+            self.truth.admit(seat.request, state.astype(np.float64))
+            states.append(state)
+        self._judge_frame(self.ledger.admit_may_write([seat.request for seat in seats]))
         self.judge.cursors()
+        return np.stack(states, 1)
+
+    def _admit(self, request: Request, state: NDArray[np.float32]) -> None:
+        self._call(lambda target: target.admit(request, state))
 
     def _free(self, request: Request) -> None:
         if request in self.unseated:
@@ -225,32 +258,41 @@ class Walk:
         self._call(lambda target: target.fork(request, source))
         self.ledger.admit(request, self._where(request))
         self.truth.fork(request, source)
-        self._judge_frame(self.ledger.admit_may_write(request))
+        self._judge_frame(self.ledger.admit_may_write([request]))
         self.judge.cursors()
         self.judge.state([request, source])
 
-    def _place(self, operation: Place) -> None:
-        """Seat a request in the middle of its protocol: checkpoint, records and cursors at once."""
-        request, count = operation.request, operation.records
-        state = self.payload.state(request, operation.tag, self.iteration)
-        self._seat(request, state)
+    def _place(self, places: Sequence[Place]) -> None:
+        """Seat requests in the middle of their protocol: checkpoint, records, cursors at once."""
+        requests = [p.request for p in places]
+        states = self._seat(places)
         if not self.dialect.has_ring:
-            self.judge.state([request])
+            self.judge.state(requests)
             return
-        inputs = self._inputs([request], [count], operation.tag, operation.profile)
-        window = self._window([request], [count], inputs)
-        flush = operation.flush and self.dialect.folds_at_verify
-        cursors = Cursors(count, operation.base, int(flush))
+        counts = [p.records for p in places]
+        inputs = Inputs(
+            *(
+                np.concatenate(parts, axis=1)
+                for parts in zip(
+                    *(self._inputs([p.request], [p.records], p.tag, p.profile) for p in places),
+                    strict=True,
+                )
+            )
+        )
+        window = self._window(requests, counts, inputs)
+        folds = self.dialect.folds_at_verify
+        cursors = [Cursors(p.records, p.base, int(p.flush and folds)) for p in places]
         with _blamed():
-            place(self.target, request, cursors, state, inputs, window.updates)
+            place(self.target, requests, stacked(cursors), states, inputs, window)
         self._look()
-        self.ledger.entries[request].cursors = cursors
+        for request, at in zip(requests, cursors, strict=True):
+            self.ledger.entries[request].cursors = at
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
-        # Its gates were rounded by us and not by the target's kernels.
-        self.judge.unproven.add(request)
+        # Their gates were rounded by us and not by the target's kernels.
+        self.judge.unproven.update(requests)
         self.judge.cursors()
-        self.judge.state([request])
+        self.judge.state(requests)
 
     def _verify(self, operation: Verify) -> None:
         rows = self._seated(operation.rows)
