@@ -26,6 +26,7 @@ from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.campaign import Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
+from ringfold.fuzz.commands.simulate import simulate
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.console import AsJson, err, json_only, out, print_json, progress_display
 from ringfold.fuzz.frame import Dead
@@ -67,6 +68,7 @@ targets_app = typer.Typer(
 app.add_typer(targets_app, name="targets")
 app.command()(memory)
 app.command()(drift)
+app.command()(simulate)
 
 OnDevice = Annotated[
     str,

@@ -50,7 +50,7 @@ def memory(
 ) -> None:
     """Count the bytes that every protocol keeps, as each SGLang release lays them out."""
     plots.require(plot)
-    model = _model(preset_name, config, (layers, heads, value_heads, k, v), conv_width)
+    model = model_of(preset_name, config, (layers, heads, value_heads, k, v), conv_width)
     pool = pool_of(
         model,
         window=window,
@@ -70,7 +70,7 @@ def memory(
     _show(model, pool, tp, found)
 
 
-def _model(
+def model_of(
     name: str | None, config: Path | None, sizes: tuple[int | None, ...], conv_width: int
 ) -> Model:
     """The one model that the options describe."""
