@@ -128,6 +128,7 @@ def state(
     expected: Array,
     error_units: Array,  # [layer, row, HV, V]
     dtype: str,
+    which: str = "state",
 ) -> Judged:
     """The represented state is the committed one; rows over K are judged in 2-norm.
 
@@ -137,7 +138,8 @@ def state(
     difference = got - expected
     error = sizes(difference)
     limit = state_limit(Units(error_units, error_units)) + 16 * tiny(dtype)
-    judged = judge(check, "the state is not the committed one", error, 0 * error, error, limit, None)
+    symptom = f"the {which} is not the committed one"
+    judged = judge(check, symptom, error, 0 * error, error, limit, None)
     if judged.finding is None:
         return judged
     f = judged.finding

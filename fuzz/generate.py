@@ -43,6 +43,9 @@ slowly, and so does every other random one."""
 
 GATED: Final = "ordinary"
 
+TRACKING: Final = 0.3
+"""How many commits also store a state for a prefix cache, where the target can."""
+
 
 class Plan(NamedTuple):
     """What is common to the histories of one configuration."""
@@ -302,7 +305,11 @@ class _Random:
             accepted.append(n)
             counts[row] = n
         bound = self._advance(counts)
+        track = None
+        if "track" in self.plan.operations and self.random.random() < TRACKING:
+            track = int(self.random.integers(1, self.setup.window + 1))
         yield Commit(
+            track=track,
             tag=flight.tag,
             accepted=tuple(accepted),
             bound=None if bound == self.setup.window else bound,

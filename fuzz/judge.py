@@ -184,6 +184,32 @@ class Judge:
                 elements=change.elements,
             )
 
+    def tracked(
+        self, requests: Sequence[Request], expected: NDArray[np.float64], error: NDArray[np.float64]
+    ) -> None:
+        """Check 2 for states that were stored apart; shapes as those of `Truth.expected`."""
+        slots: Region = {"slot": self.ledger.seats(requests, "track")}
+        got = self.mirror.take("checkpoint", slots).astype(np.float64)
+        locally: tuple[Check, int] = ("state-local", LOCAL)
+        globally: tuple[Check, int] = ("state-global", GLOBAL)
+        for check, which in (locally, globally):
+            judged = checks.state(
+                check, got, expected[which], error[which], self.setup.dtypes.state, "tracked state"
+            )
+            self._judged(check, judged, requests, STATE_AXES)
+
+    def same_tracked(self, requests: Sequence[Request], tokens: int) -> None:
+        """Check 6 for the same: they have the bits of the twin's snapshots."""
+        if self.twin is None or not requests:
+            return
+        got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "track")})
+        places = np.array([self.twin.seat(r)["request"] for r in requests], np.int64)
+        index = (slice(None), places, tokens - 1)
+        expected = arrays.take(self.twin.views()["snapshots"].array, index)
+        symptom = "the tracked state differs from the recurrent kernel's"
+        finding = checks.same_bits("exactness", symptom, got, expected)
+        self._judged("exactness", Judged(0.0, finding), requests, STATE_AXES)
+
     def same_outputs(
         self, outputs: NDArray[Any], twins: NDArray[Any], owners: NDArray[np.bool_], window: Window
     ) -> None:

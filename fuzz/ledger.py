@@ -129,13 +129,15 @@ class Ledger:
             allowed["checkpoint"] = [self.place(folding)]
         return allowed
 
-    def commit_may_write(self, requests: list[Request]) -> dict[str, list[Region]]:
-        """Regions by buffer name, for a commit of `requests`."""
+    def commit_may_write(
+        self, requests: list[Request], tracked: Iterable[Request] = ()
+    ) -> dict[str, list[Region]]:
+        """Regions by buffer name, for a commit of `requests` that stores some states apart."""
         stored = [r for r in requests if self.entries[r].stored]
-        return {
-            name: [self.place(stored if name == "checkpoint" else requests)]
-            for name in self.dialect.commit_writes
-        }
+        allowed = {name: [self.place(requests)] for name in self.dialect.commit_writes}
+        tracks = [{"slot": self.seats([r], "track")} for r in tracked]
+        allowed["checkpoint"] = [self.place(stored), *tracks]
+        return allowed
 
     def admit_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
         """Everything that belongs to the new owners."""

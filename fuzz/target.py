@@ -121,6 +121,13 @@ class Target(Protocol):
         `bound` is the longest window that the next verify may bring.
         """
 
+    # A target that owns `track` also has
+    #
+    #     def track(self, rows, accepted, bound, tokens) -> None
+    #
+    # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
+    # a checkpoint of its own, in the slot that their seat names "track".
+
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""
 

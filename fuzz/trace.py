@@ -106,12 +106,15 @@ class Commit(_Operation, frozen=True):
     """The first `accepted` tokens of each row of the verify with this tag are kept.
 
     Null stands for a row that is not committed: padding, or freed since its verify. `bound` is the
-    longest window that the next verify may bring (the setup's longest, unless given).
+    longest window that the next verify may bring (the setup's longest, unless given). With `track`,
+    rows that keep at least so many tokens also store the state after that many, apart from their
+    own, for a prefix cache.
     """
 
     tag: Word
     accepted: Annotated[tuple[Count | None, ...], Meta(max_length=ROWS_MAX)]
     bound: Annotated[int, Meta(ge=1)] | None = None
+    track: Annotated[int, Meta(ge=1)] | None = None
     dead: Dead = "leave"
 
 
@@ -474,6 +477,11 @@ class _Rehearsal:
         if not 1 <= bound <= window:
             raise TraceError(
                 f"bound is {bound}, but must be in 1..{window}: lower it, or raise setup.window"
+            )
+        if operation.track is not None and operation.track > window:
+            raise TraceError(
+                f"track is {operation.track}, but must be in 1..{window}: "
+                f"a window has no more tokens; lower it, or raise setup.window"
             )
         self.rows += len(rows)
         for row, (request, count) in enumerate(zip(rows, accepted, strict=True)):

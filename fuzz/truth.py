@@ -158,15 +158,27 @@ class Truth:
         if self.losses is not None:
             self.error[:, :, at] += self.losses.tokens(window.updates, units, trail, accepted)
 
+    def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
+        """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""
+        at = self.at(window.requests)
+        units = Units(self.error[:, :, at], self.mass[:, :, at])
+        trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, counts)
+        error = trail.units.error
+        if self.losses is not None:
+            error = error + self.losses.tokens(window.updates, units, trail, counts)
+        return trail.state, self._written(Units(error, trail.units.mass), trail.state).error
+
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
         at = self.at(requests)
         state = self.state[:, :, at]
         units = Units(self.error[:, :, at], self.mass[:, :, at])
+        self.error[:, :, at], self.mass[:, :, at] = self._written(units, state)
+
+    def _written(self, units: Units, state: Array) -> Units:
         if self.losses is not None:
             units = self.losses.folded(units)
-        units = rebase(round_state(units, state, self.state_eps), state)
-        self.error[:, :, at], self.mass[:, :, at] = units
+        return rebase(round_state(units, state, self.state_eps), state)
 
     def restart(self, requests: list[Request], own: Array) -> None:
         """From here on the local state of `requests` is `own`, [layer, row, HV, V, K]."""

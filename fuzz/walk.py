@@ -308,7 +308,12 @@ class Walk:
         ]
         kept = np.array([rows[i] is not None for i in window.batch_rows], bool)
         accepted = [0 if n is None else n for n in operation.accepted]
-        self._commit_batch(rows, accepted, operation.bound or self.setup.window, window.rows(kept))
+        track = operation.track
+        if track is not None and "track" not in self.target.operations:
+            self.skipped["track"] += 1
+            track = None
+        bound = operation.bound or self.setup.window
+        self._commit_batch(rows, accepted, bound, window.rows(kept), track)
 
     def _decode(self, operation: Decode) -> None:
         """One token a row, committed at once: in place, or as a window of one."""
@@ -355,14 +360,32 @@ class Walk:
         return window
 
     def _commit_batch(
-        self, rows: Rows, accepted: Sequence[int], bound: int, window: Window
+        self,
+        rows: Rows,
+        accepted: Sequence[int],
+        bound: int,
+        window: Window,
+        track: int | None = None,
     ) -> None:
         counts = np.array([accepted[i] for i in window.batch_rows], np.int64)
         self._visit(window, counts, padding=len(rows) - len(window.requests))
-        self._call(lambda target: target.commit(rows, accepted, bound))
+
+        def commit(target: Any) -> None:
+            if track is not None and "track" in target.operations:
+                target.track(rows, accepted, bound, track)
+            else:
+                target.commit(rows, accepted, bound)
+
+        self._call(commit)
         self.steps += 1
+        tracked = window.rows(counts >= track) if track is not None else window.rows(counts < 0)
+        with self._timed("oracle"):
+            ahead = self.truth.ahead(tracked, np.full(len(tracked.requests), track or 0))
         self._advance(window, counts, bound)
-        self._judge_frame(self.ledger.commit_may_write(window.requests))
+        self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
+        if tracked.requests:
+            self.judge.tracked(tracked.requests, *ahead)
+            self.judge.same_tracked(tracked.requests, track or 0)
         self.judge.cursors()
         stored = [r for r in window.requests if self.ledger.entries[r].stored]
         self._judge_state([r for r in window.requests if r not in stored])

@@ -10,6 +10,7 @@ from ringfold.fuzz.target import IEEE, TF32, Floats, HeadParameters, Precision, 
 from ringfold.fuzz.targets.pooled import Batch
 from ringfold.fuzz.targets.sglang_places import Places
 from ringfold.fuzz.targets.sglang_release import RING
+from ringfold.fuzz.targets.sglang_tracks import Tracks
 from ringfold.sim.dialects import COMPACT_DIALECT
 from ringfold.sim.setup import NULL_SLOT, Setup
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 CURSORS: Final = ("write_pos", "cache_base", "is_flush")
 
 
-class SglangCompact(Places):
+class SglangCompact(Tracks, Places):
     """`compact`: one verify launch a layer, then cursors and fold of all layers in the commit."""
 
     dialect = COMPACT_DIALECT
@@ -90,7 +91,7 @@ class SglangCompact(Places):
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """`commit_gdn_replayssm_spec`, then `commit_gdn_replayssm_circular`, as the server does."""
-        memory = self.memory
+        memory, (track_slots, track_steps) = self.memory, self.tracking or (None, None)
         cursors = {name: memory[name] for name in CURSORS}
         self.release.module(RING).commit_gdn_replayssm_spec(
             **cursors,
@@ -112,6 +113,8 @@ class SglangCompact(Places):
             replay_indices=self.row_places,
             **cursors,
             accept_lens=accepted,
+            mamba_track_indices=track_slots,
+            mamba_steps_to_track=track_steps,
             null_block_id=NULL_SLOT,
         )
 

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from ringfold.fuzz.target import IEEE, Target
 from ringfold.fuzz.targets.pooled import Batch
-from ringfold.fuzz.targets.sglang import ReleasedTarget, SglangRecurrent, launch_recurrent
+from ringfold.fuzz.targets.sglang import SglangRecurrent, launch_recurrent
 from ringfold.fuzz.targets.sglang_release import FOLD, RECURRENT
+from ringfold.fuzz.targets.sglang_tracks import Tracks
 from ringfold.sim.dialects import FOLD_EVERY_COMMIT_DIALECT
 
 if TYPE_CHECKING:
     import torch
 
 
-class SglangFold(ReleasedTarget):
+class SglangFold(Tracks):
     """`fold-every-commit`: ring write inside the recurrent kernel, fold of all layers at once."""
 
     dialect = FOLD_EVERY_COMMIT_DIALECT
@@ -37,7 +38,7 @@ class SglangFold(ReleasedTarget):
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Replay what was accepted through `commit_gdn_replayssm_fold_all_layers`."""
-        memory = self.memory
+        memory, (track_slots, track_steps) = self.memory, self.tracking or (None, None)
         self.release.module(FOLD).commit_gdn_replayssm_fold_all_layers(
             checkpoint_state=memory["checkpoint"],
             rawv_cache=memory["rawv"],
@@ -48,6 +49,8 @@ class SglangFold(ReleasedTarget):
             accept_lens=accepted,
             max_cache_len=self.setup.window,
             num_k_heads=self.setup.geometry.heads,
+            mamba_track_indices=track_slots,
+            mamba_steps_to_track=track_steps,
             use_qk_l2norm_in_kernel=self.setup.l2norm,
             null_block_id=-1,
         )

@@ -19,12 +19,13 @@ from ringfold.fuzz.targets.pooled import Batch
 from ringfold.fuzz.targets.sglang import SglangRecurrent, launch_recurrent
 from ringfold.fuzz.targets.sglang_places import Places
 from ringfold.fuzz.targets.sglang_release import RECURRENT, SCATTER
+from ringfold.fuzz.targets.sglang_tracks import Tracks
 
 if TYPE_CHECKING:
     import torch
 
 
-class SglangSnapshots(Places, SglangRecurrent):
+class SglangSnapshots(Tracks, Places, SglangRecurrent):
     """`snapshots`: verify, scatter and plain decode of one release, judged for themselves."""
 
     files = (RECURRENT, SCATTER)
@@ -46,23 +47,27 @@ class SglangSnapshots(Places, SglangRecurrent):
         out.copy_(outputs)
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
-        """Scatter one snapshot a request through `fused_mamba_state_scatter_with_mask`.
+        """Scatter one snapshot a request through `fused_mamba_state_scatter_with_mask`."""
+        self.scatter(slots, accepted - 1)
+        if self.tracking is not None:
+            self.scatter(*self.tracking)
 
-        It takes the i-th entry of its source for the i-th row, so all places are handed over, and
-        those that commit nothing carry step -1, as a request that rejects everything does.
+    def scatter(self, slots: torch.Tensor, steps: torch.Tensor) -> None:
+        """Copy each row's snapshot of step `steps` (-1: none) into the checkpoint of its slot.
+
+        The i-th row of a launch takes the i-th entry of the snapshots, so all places are handed
+        over, and those that commit nothing carry step -1, as a request does that rejects all.
         """
-        count = self.setup.slots
-        step, slot = np.full((2, count), -1)
-        for place, at, n in zip(
-            *map(arrays.to_numpy, (self.row_places, slots, accepted)), strict=True
-        ):
-            if at >= 0:
-                step[place], slot[place] = n - 1, at
+        at, step = np.full((2, self.setup.slots), -1)
+        rows = map(arrays.to_numpy, (self.row_places, slots, steps))
+        for place, slot, kept in zip(*rows, strict=True):
+            if place >= 0:
+                at[place], step[place] = slot, kept
         with as_if_on_cuda(self.device):
             self.release.module(SCATTER).fused_mamba_state_scatter_with_mask(
                 self.memory["checkpoint"],
                 self.memory["snapshots"],
-                self.tensor(slot, "int32"),
+                self.tensor(at, "int32"),
                 self.tensor(step, "int32"),
             )
 
