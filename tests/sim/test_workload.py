@@ -48,7 +48,7 @@ def stationary_fold_share(protocol: Protocol, load: Workload) -> float:
 
 @pytest.mark.parametrize("protocol", [RING, COMPACT, COMPACT_NARROW], ids=lambda p: p.name)
 @pytest.mark.parametrize("acceptance", [None, 0.7])
-@pytest.mark.parametrize("ring", [8, 16, 32])
+@pytest.mark.parametrize("ring", [8, 16])
 def test_the_share_of_folds_is_that_of_the_stationary_chain(
     protocol: Protocol, acceptance: float | None, ring: int
 ) -> None:
