@@ -1,7 +1,7 @@
 """`ringfold simulate` serves the workload that its options describe.
 
 The command is run as the shell runs it. What the numbers mean is tested beside the modules that
-count them (`tests/sim/test_workload.py`); here are options, output and exit codes.
+count them (`tests/sim/test_traffic.py`); here are options, output and exit codes.
 """
 
 from __future__ import annotations
