@@ -22,6 +22,7 @@ from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
 from ringfold.fuzz.target import Inputs, Request, Target, require_views
 from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window
+from ringfold.oracle.gdn import L2NORM_EPS
 from ringfold.oracle.units import UNIT
 from ringfold.sim.setup import Setup
 
@@ -78,6 +79,11 @@ class Judge:
                 fold=2 * precision.fold + setup.ring * UNIT,
                 records=setup.ring,
             )
+        elif dialect.raw_records and eps(record) > eps(setup.dtypes.activation):
+            # What a fold replays was rounded: keys and values, and so what a delta subtracts.
+            # A key near zero is divided by no less than the root of the norm's epsilon.
+            smallest = tiny(record) / (L2NORM_EPS**0.5 if setup.l2norm else 1.0)
+            self.truth.losses = Losses(2 * eps(record), eps(record), smallest, 0.0, 1)
 
     # The checks.
 

@@ -121,7 +121,8 @@ class Walk:
         out_of_time: Callable[[], bool] = lambda: False,
         on_windows: Callable[[int], None] = lambda count: None,
     ) -> None:
-        setup = trace.setup
+        # A target follows its own protocol, whichever one the trace was written for.
+        setup = msgspec.structs.replace(trace.setup, dialect=target.dialect.name)
         self.trace, self.target, self.payload, self.setup = trace, target, payload, setup
         self.out_of_time, self.on_windows = out_of_time, on_windows
         self.dialect = target.dialect
