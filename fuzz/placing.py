@@ -46,7 +46,7 @@ def place(
     at["ring"] = physical(cursors.cache_base[rows], positions, ring)
     updates = Updates(*(x[:, window.live] for x in window.updates))
     group = updates.k.shape[-2] // inputs.k.shape[-2]
-    records = {
+    records: dict[str, NDArray[Any]] = {
         "d": deltas(states, window.updates)[:, window.live],
         "k": updates.k[:, :, ::group],
         "g": updates.log_decay,

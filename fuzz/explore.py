@@ -1,0 +1,331 @@
+"""Exploring: every step that the protocol allows, on the real target, judged by the same walk.
+
+A *transition* is a reachable cursor state, the length of a window and how much of it is accepted.
+Each becomes a row of a large batch: its request is placed in the state, verifies, commits, and
+verifies and commits a full window more, so that what the first step wrote is read or folded. Dead
+memory is NaN throughout. A batch that fails is cut in two until single transitions fail, and the
+first of each cause is shrunk.
+
+The cursors' own kernel is small enough to try *every* input, reachable or not, in a few launches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz import arrays, failures, replay
+from ringfold.fuzz import shrink as shrinking
+from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.placing import place_cursors
+from ringfold.fuzz.shrink import Written
+from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
+from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.trace import Commit, PayloadSpec, Place, Symptom, Trace, Verify
+from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
+from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.setup import Setup
+
+BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 2048}
+BATCH_ELEMENTS_MAX: Final = 2**23
+"""State elements in a batch: the oracle walks float64 copies of them."""
+CURSOR_ROWS_MAX: Final = 4096
+FAILING_MAX: Final = 2
+"""Failing transitions that are isolated in one batch; what is left of it then counts as uncovered,
+or a target that is wrong everywhere would have to be walked row by row."""
+PROFILE: Final = "slow-decay"
+
+
+class Explored(msgspec.Struct):
+    """What an exploration covered and found."""
+
+    target: str
+    device: Device
+    setup: str
+    states: int
+    """Reachable cursor states."""
+    transitions: int
+    """Those states crossed with every window length and every count accepted."""
+    covered: int = 0
+    """Transitions that were walked to their end, or shown to fail by themselves."""
+    coverage: float = 0.0
+    failing: int = 0
+    """Of the covered, those that fail."""
+    windows: int = 0
+    """Row-windows verified and judged."""
+    cursor_inputs: int = 0
+    """Inputs of a commit's cursors that were tried, reachable or not."""
+    cursor_inputs_wrong: int = 0
+    cursor_example: str = ""
+    """The first that is wrong."""
+    counterexamples: list[Written] = []
+    """The shortest for each cause."""
+    largest: dict[str, float] = {}
+    """Largest error that was seen, over what is allowed, by check."""
+    seconds: float = 0.0
+    inconclusive: list[str] = []
+
+
+class Walked(msgspec.Struct):
+    """What came of one batch."""
+
+    covered: int = 0
+    windows: int = 0
+    failing: list[tuple[int, Trace, Symptom]] = []
+    """Number of the transition, the history that shows it, and why it fails."""
+    largest: dict[str, float] = {}
+
+
+class Plan(NamedTuple):
+    """What every worker knows."""
+
+    target: str
+    device: Device
+    setup: Setup
+
+
+# ------------------------------------------------------------------ one batch
+
+
+def protocol_steps(setup: Setup) -> Reachable:
+    """States and transitions of the setup's dialect."""
+    return reachable(setup.ring, setup.window, protocol_of(setup))
+
+
+def history(plan: Plan, transitions: Sequence[Transition]) -> Trace:
+    """One request for each transition, all in one batch."""
+    count, T = len(transitions), plan.setup.window
+    requests = tuple(range(count))
+    places = [
+        Place(
+            request=request,
+            tag=request,
+            base=step.before.cache_base,
+            records=step.before.write_pos,
+            flush=bool(step.before.is_flush),
+            # Between places memory is left alone, so that they are one operation.
+            dead="nan" if request == count - 1 else "leave",
+        )
+        for request, step in zip(requests, transitions, strict=True)
+    ]
+    lengths = tuple(step.length for step in transitions)
+    accepted = tuple(step.accepted for step in transitions)
+    return Trace(
+        setup=msgspec.structs.replace(plan.setup, slots=count + 1),
+        payload=PayloadSpec(seed=0, profile=PROFILE),
+        target=plan.target,
+        operations=(
+            *places,
+            Verify(tag=count, rows=requests, lengths=lengths, dead="nan"),
+            Commit(tag=count, accepted=accepted, dead="nan"),
+            Verify(tag=count + 1, rows=requests, lengths=(T,) * count, dead="nan"),
+            Commit(tag=count + 1, accepted=(T,) * count, dead="nan"),
+        ),
+    )
+
+
+@functools.cache
+def _target(name: str, device: Device) -> Target:
+    """One instance a process, since its modules and compiled kernels are worth keeping."""
+    return resolve(name, device)
+
+
+def walk_batch(plan: Plan, numbers: Sequence[int]) -> Walked:
+    """Walk some of the transitions as one batch; if it fails, its halves."""
+    steps, target = protocol_steps(plan.setup).transitions, _target(plan.target, plan.device)
+    walked = Walked()
+    waiting = [list(numbers)]
+    while waiting:
+        some = waiting.pop()
+        trace = history(plan, [steps[i] for i in some])
+        verdict = replay.walk(trace, target, Path())
+        walked.windows += verdict.windows
+        if not verdict.mismatches:
+            walked.covered += len(some)
+            for check, ratio in verdict.largest.items():
+                walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
+        elif len(some) == 1:
+            walked.covered += 1
+            failure = failures.as_failure(trace, verdict.mismatches, dict(target.identity()))
+            walked.failing.append((some[0], failure, shrinking.cause(verdict.mismatches)))
+        elif len(walked.failing) < FAILING_MAX:
+            half = (len(some) + 1) // 2
+            waiting += [some[half:], some[:half]]  # the first half is walked first
+    return walked
+
+
+def batches(plan: Plan) -> Iterator[range]:
+    """Numbers of the transitions, batch by batch."""
+    g = plan.setup.geometry
+    elements = plan.setup.layers * g.value_heads * g.key_dim * g.value_dim
+    most = max(1, min(BATCH_ROWS_MAX[plan.device], BATCH_ELEMENTS_MAX // elements))
+    total = len(protocol_steps(plan.setup).transitions)
+    for start in range(0, total, most):
+        yield range(start, min(start + most, total))
+
+
+# ------------------------------------------------------------------ the cursors alone
+
+
+class CursorInputs(NamedTuple):
+    """Commits as cursors see them, arrays [input]."""
+
+    before: Cursors
+    accepted: NDArray[np.int64]
+    bound: NDArray[np.int64]
+
+
+def cursor_inputs(setup: Setup) -> CursorInputs:
+    """Every input for which there is room in the ring: a superset of what is reachable."""
+    L, T, protocol = setup.ring, setup.window, protocol_of(setup)
+    at_verify = protocol.folds_at == "verify"
+    flags = (0, 1) if at_verify else (0,)
+    grid = itertools.product(range(L + 1), range(L), flags, range(T + 1), range(1, T + 1))
+    write_pos, base, flag, accepted, bound = np.array(list(grid), np.int64).T
+    fits = (write_pos + accepted <= L) | (flag != 0)
+    return CursorInputs(
+        Cursors(write_pos[fits], base[fits], flag[fits]), accepted[fits], bound[fits]
+    )
+
+
+def walk_cursors(plan: Plan) -> tuple[int, int, str]:
+    """Commit every input on the target; returns how many there are, how many fail, and the first.
+
+    Each batch has a padding row at either end. Only cursors are looked at: the rings hold nothing.
+    """
+    setup, target = plan.setup, _target(plan.target, plan.device)
+    if not DIALECTS[setup.dialect].has_ring:
+        return 0, 0, ""
+    if because := refusal(target, setup):
+        raise RefusedError(f"target {target.name}: {because}")
+    inputs = cursor_inputs(setup)
+    g = setup.geometry
+    state = np.zeros((setup.layers, g.value_heads, g.value_dim, g.key_dim), np.float32)
+    rows = min(CURSOR_ROWS_MAX, inputs.accepted.size)
+    target.open(
+        msgspec.structs.replace(setup, slots=rows + 1), Payload(setup, 0, PROFILE).parameters()
+    )
+    requests = list(range(rows))
+    for request in requests:
+        target.admit(request, state)
+    wrong, example = 0, ""
+    for bound in range(1, setup.window + 1):
+        at = np.flatnonzero(inputs.bound == bound)
+        for start in range(0, at.size, rows):
+            some = at[start : start + rows]
+            before = Cursors(*(c[some] for c in inputs.before))
+            accepted = inputs.accepted[some]
+            got = _committed(target, requests[: some.size], before, accepted, bound)
+            right = protocol_of(setup).commit(before, accepted, setup.ring, bound)
+            differs = np.any(np.array(got) != np.array(right), axis=0)
+            wrong += int(differs.sum())
+            if differs.any() and not example:
+                i = int(np.flatnonzero(differs)[0])
+                example = (
+                    f"commit of {accepted[i]} with bound {bound} at {_shown(before, i)}: "
+                    f"expected {_shown(right, i)}, got {_shown(got, i)}"
+                )
+    return inputs.accepted.size, wrong, example
+
+
+def _committed(
+    target: Target,
+    requests: Sequence[Request],
+    before: Cursors,
+    accepted: NDArray[np.int64],
+    bound: int,
+) -> Cursors:
+    """What the target makes of `before`."""
+    place_cursors(target, requests, before)
+    target.commit([None, *requests, None], [0, *map(int, accepted), 0], bound)
+    views = target.views()
+    after = []
+    for name in Cursors._fields:
+        axis = views[name].buffer.axes[0]
+        at = np.array([target.seat(request)[axis] for request in requests])
+        after.append(arrays.take(views[name].array, (at,)).astype(np.int64))
+    return Cursors(*after)
+
+
+def _shown(cursors: Cursors, i: int) -> str:
+    return f"({', '.join(f'{name} {int(c[i])}' for name, c in cursors._asdict().items())})"
+
+
+# ------------------------------------------------------------------ all of it
+
+
+def _shrunk(plan: Plan, failure: Trace, run_dir: Path, seconds_max: float) -> Written:
+    target = _target(plan.target, plan.device)
+    shrunk = shrinking.shrink(failure, target, seconds_max=seconds_max)
+    return shrinking.write(failure, shrunk, Path(), run_dir, plan.device)
+
+
+def explore(
+    name: str,
+    setup: Setup,
+    device: Device = "cpu",
+    *,
+    run_dir: Path | None = None,
+    workers: int | None = None,
+    seconds_max: float | None = None,
+    on_progress: Callable[[Explored], None] = lambda report: None,
+) -> Explored:
+    """Every transition and every cursor input of `setup` on the target called `name`."""
+    started = time.monotonic()
+    plan, steps = Plan(name, device, setup), protocol_steps(setup)
+    report = Explored(name, device, str(setup), len(steps.states), len(steps.transitions))
+    todo = list(batches(plan))
+    # One thread of linear algebra a worker: the workers are the parallelism.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    count = workers or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
+    failing: list[tuple[int, Trace, Symptom]] = []
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        cursors = pool.submit(walk_cursors, plan)
+        futures = [pool.submit(walk_batch, plan, numbers) for numbers in todo]
+        try:
+            left = None if seconds_max is None else seconds_max - (time.monotonic() - started)
+            for future in as_completed(futures, left):
+                walked = future.result()
+                report.covered += walked.covered
+                report.windows += walked.windows
+                failing += walked.failing
+                for check, ratio in walked.largest.items():
+                    report.largest[check] = max(report.largest.get(check, 0.0), ratio)
+                on_progress(report)
+        except TimeoutError:
+            report.inconclusive.append("the time limit came first")
+        for future in futures:
+            future.cancel()
+        inputs = cursors.result()
+        report.cursor_inputs, report.cursor_inputs_wrong, report.cursor_example = inputs
+        report.failing = len(failing)
+        report.coverage = report.covered / report.transitions
+        first: dict[tuple[str, str], Trace] = {}
+        for _, trace, cause in sorted(failing, key=lambda each: each[0]):
+            first.setdefault((cause.check, cause.symptom), trace)
+        shrunk = [
+            pool.submit(_shrunk, plan, trace, run_dir or Path(), shrinking.SECONDS_MAX)
+            for trace in first.values()
+        ]
+        written = {one.digest: one for one in (future.result() for future in shrunk)}
+    report.counterexamples = sorted(written.values(), key=lambda one: (one.steps, one.operations))
+    if report.coverage < 1.0 and failing:
+        report.inconclusive.append(
+            f"{report.transitions - report.covered} transitions share a batch with ones that fail: "
+            "repair those first"
+        )
+    report.largest = dict(sorted(report.largest.items()))
+    report.seconds = round(time.monotonic() - started, 3)
+    return report
