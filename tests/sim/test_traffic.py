@@ -1,4 +1,4 @@
-"""Bytes are sums that a person can write out, and the floor that was worked out beside measurements.
+"""Bytes are sums that a person can write out, and a floor that was known beforehand.
 
 The formulas are compared with others written here from the protocols' description. For
 Qwen3.5-35B-A3B at T=4, L=16 the memory floor of a step was stated as about 43 microseconds for 64
