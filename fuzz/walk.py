@@ -227,19 +227,21 @@ class Walk:
 
     def _seat(self, seats: Sequence[Admit | Place]) -> NDArray[np.float32]:
         """Admit requests; returns their states [layer, row, HV, V, K]."""
-        states = []
-        for seat in seats:
-            state = self.payload.state(seat.request, seat.tag, self.iteration)
-            self._admit(seat.request, state)
-            self.ledger.admit(seat.request, self._where(seat.request))
-            self.truth.admit(seat.request, state.astype(np.float64))
-            states.append(state)
-        self._judge_frame(self.ledger.admit_may_write([seat.request for seat in seats]))
+        requests = [seat.request for seat in seats]
+        with self._timed("payload"):
+            states = [self.payload.state(s.request, s.tag, self.iteration) for s in seats]
+
+        def admit(target: Target) -> None:
+            for request, state in zip(requests, states, strict=True):
+                target.admit(request, state)
+
+        self._call(admit)
+        for request, state in zip(requests, states, strict=True):
+            self.ledger.admit(request, self._where(request))
+            self.truth.admit(request, state.astype(np.float64))
+        self._judge_frame(self.ledger.admit_may_write(requests))
         self.judge.cursors()
         return np.stack(states, 1)
-
-    def _admit(self, request: Request, state: NDArray[np.float32]) -> None:
-        self._call(lambda target: target.admit(request, state))
 
     def _free(self, request: Request) -> None:
         if request in self.unseated:
