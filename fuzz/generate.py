@@ -70,7 +70,7 @@ def history(plan: Plan, seed: int, number: int) -> Trace:
     key = [seed << 32 | zlib.crc32(str(plan.setup).encode()), number]
     random = np.random.Generator(np.random.Philox(key=key))
     payload_seed = int(random.integers(2**32))
-    if plan.directed and number == DIRECTED:
+    if plan.directed and number == DIRECTED and "verify" in plan.operations:
         profile, operations = SLOW, tuple(_directed(plan))
     else:
         names = sorted(PROFILES)
@@ -115,9 +115,13 @@ def _directed(plan: Plan) -> Iterator[Operation]:
     paths = directed_steps(setup)
     runs = [*paths.values()]
     if ring:
-        # A request on the brink of a fold beside a fresh one makes a batch mixed and ragged.
+        # A request on the brink of a fold beside one that is far from it makes a batch mixed and
+        # ragged. The other has a record too, if the ring has room, which must not fold as well.
         brink, T = paths["fold"][:-1], setup.window
-        runs += [[*brink, (T, T)], [*[(T, 0)] * len(brink), (1, 1)]][: setup.slots - 1]
+        calm = [(T, 0)] * len(brink)
+        if calm and not protocol_of(setup).due(1, setup.ring, T):
+            calm[0] = (T, 1)
+        runs += [[*brink, (T, T)], [*calm, (1, 1)]][: setup.slots - 1]
     together = min(plan.rows, setup.slots - 1)
     runs.sort(key=len)  # those walked side by side end at about the same time
     tag, request = 0, 0
@@ -147,12 +151,13 @@ def _directed(plan: Plan) -> Iterator[Operation]:
 def _two_lives(plan: Plan, first: int, tag: int) -> Iterator[Operation]:
     """Two requests in used slots: one forks from the other, their steps cross, a batch idles.
 
-    Their gates are ordinary: what slow ones would hide from a check of outputs shows here.
+    Their gates are ordinary: what slow ones would hide from a check of outputs shows here. Dead
+    memory is finite: who writes where NaN was, from NaN, changes nothing that a frame could see.
     """
     T, second = plan.setup.window, first + 1
     alone, crossed, together = tag + 2, tag + 3, tag + 4
     idle = [Idle(rows=2)] if "idle" in plan.operations else []
-    yield Admit(request=first, tag=tag + 1)
+    yield Admit(request=first, tag=tag + 1, dead="garbage")
     yield Verify(tag=alone, rows=(first,), lengths=(T,), profile=GATED)
     if plan.setup.slots <= 2:
         yield Commit(tag=alone, accepted=(1,))

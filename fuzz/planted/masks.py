@@ -25,7 +25,7 @@ class PaddingServedFromTheNullSlot(Ring):
 
 
 class SnapshotsOfPadding(Snapshots):
-    """A padding row is served like any other, on slot 0."""
+    """Where states are snapshots, a padding row is served like any other, on slot 0."""
 
     def is_padding(self, slots: Ints) -> NDArray[np.bool_]:
         """`<` in place of `<=`."""

@@ -30,7 +30,7 @@ class OffsetsTooNarrow(Ring):
 
 
 class SlotStrideAssumesContiguity(Ring):
-    """The pool is a view with room between its slots, which the fold's store does not see."""
+    """The pool is a view with room between its slots, which a verify's load does not see."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Give every slot the room of two."""

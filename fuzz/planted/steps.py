@@ -55,7 +55,7 @@ class CursorsByBatchRow(Ring):
 
 
 class VerifyClearsEveryFlag(Ring):
-    """A verify that has folded clears the flags of slots outside its batch too."""
+    """A verify clears the flags of all slots that are not in its batch."""
 
     def verify(self, slots: ArrayLike, lengths: ArrayLike, tokens: Tokens) -> Array:
         """A fill of the whole buffer."""
