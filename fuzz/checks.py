@@ -87,7 +87,7 @@ def outputs(
     trail: Trail,
     updates: Updates,
     live: NDArray[np.bool_],  # [row, T]
-    eps_dot: float,
+    eps_dot: float | Array,  # or [layer, row, T, HV, 1]
     record_tiny: float,
 ) -> Judged:
     """Outputs are what the recurrence returns from the committed state."""

@@ -197,6 +197,13 @@ def _show_report(report: Report) -> None:
         checks.add_row(name, str(count), "bitwise" if bitwise else f"{largest or 0.0:.3g}")
     out.print(checks)
     out.print()
+    if (precision := report.largest.get("precision", 0.0)) > 1.0:
+        out.print(
+            f"precision: outputs lose up to {precision:.3g} times what a sequential float32 "
+            "computation may; subtracting running sums of gates explains it (docs/checks.md).",
+            markup=False,
+        )
+        out.print()
     spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
     out.print(f"Time of {report.workers} workers: {spent}.")
     for finding in report.findings:

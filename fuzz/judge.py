@@ -21,7 +21,7 @@ from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
 from ringfold.fuzz.target import Inputs, Request, Target, require_views
-from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window
+from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
 from ringfold.oracle.gdn import L2NORM_EPS
 from ringfold.oracle.units import UNIT
 from ringfold.sim.setup import Setup
@@ -95,8 +95,14 @@ class Judge:
         live = window.live
         got = np.zeros(trail.outputs.shape, outputs.dtype)
         got[:, live] = outputs[:, owners]
-        judged = checks.outputs(got, trail, window.updates, live, self.eps_dot, self.record_tiny)
         axes = ("layer", "row", "token", "value_head", "v")
+        compared = (got, trail, window.updates, live)
+        judged = checks.outputs(*compared, self.eps_dot, self.record_tiny)
+        if self.dialect.has_ring:
+            # What a sequential computation would not lose is no fault of logic: it is told apart.
+            self._raise("precision", judged.seen)
+            lost = 2 * UNIT * self.truth.running_gates(window, window.lengths)[1, ..., None]
+            judged = checks.outputs(*compared, self.eps_dot + lost, self.record_tiny)
         self._judged("outputs", judged, window.requests, axes, window.batch_rows)
 
     def require_outputs(self, outputs: Any, tokens: int) -> None:
@@ -293,8 +299,7 @@ class Judge:
         batch_rows: Sequence[int] = (),
     ) -> None:
         self._count(check)
-        if np.isfinite(judged.seen):
-            self.largest[check] = max(self.largest.get(check, 0.0), judged.seen)
+        self._raise(check, judged.seen)
         finding = judged.finding
         if finding is None:
             return
@@ -308,6 +313,10 @@ class Judge:
             where=", ".join(f"{axis} {i}" for axis, i in at.items()),
             **numbers(finding),
         )
+
+    def _raise(self, name: str, seen: float) -> None:
+        if np.isfinite(seen):
+            self.largest[name] = max(self.largest.get(name, 0.0), seen)
 
     def _mismatch(self, check: Check, symptom: str, **details: Any) -> None:
         """Report a symptom once: what follows of it is the same finding."""

@@ -87,23 +87,30 @@ class Losses(NamedTuple):
     records: int
     """How many records there may be."""
 
-    def tokens(self, updates: Updates, start: Units, trail: Trail, lengths: Ints) -> Array:
-        """Units [..., HV, V] lost on a walk from `start` along `trail`."""
+    def tokens(
+        self, updates: Updates, start: Units, trail: Trail, lengths: Ints, decays: Array
+    ) -> Array:
+        """Units [..., HV, V] lost on a walk from `start` along `trail`.
+
+        `decays` [..., T, HV] is what running sums of gates lose on every decay, relatively.
+        """
         updates = until(updates, lengths)
         decay = np.exp(updates.log_decay)[..., None]  # [..., T, HV, 1]
         k, beta = sizes(updates.k)[..., None], updates.beta[..., None]
         mass = np.concatenate([start.mass[..., None, :, :], trail.masses], axis=-3)
         written = mass[..., 1:, :, :] - decay * mass[..., :-1, :, :]
         width = np.sqrt(updates.k.shape[-1])
-        fresh = beta * k * k * (self.delta * mass[..., 1:, :, :] + self.records * self.smallest)
+        delta = self.delta + decays[..., None]
+        fresh = beta * k * k * (delta * mass[..., 1:, :, :] + self.records * self.smallest)
         fresh += 2 * self.record * written + (k + width * written) * self.smallest
         fresh *= live(lengths, updates.v.shape[-3])[..., None, None]
         carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
         return accumulate(np.zeros_like(start.error), carry, fresh / UNIT)[..., -1, :, :]
 
-    def folded(self, units: Units) -> Units:
-        """The same after a fold."""
-        lost = (self.fold + self.record) * units.mass + self.records * self.smallest
+    def folded(self, units: Units, decays: Array) -> Units:
+        """The same after a fold; `decays` [..., HV]."""
+        relative = self.fold + self.record + decays[..., None]
+        lost = relative * units.mass + self.records * self.smallest
         return units._replace(error=units.error + lost / UNIT)
 
 
@@ -116,6 +123,8 @@ class Truth:
         self.state = np.zeros((*rows, g.key_dim))
         self.error = np.zeros(rows)
         self.mass = np.zeros(rows)
+        self.gates = np.zeros((2, setup.layers, setup.slots, g.value_heads))
+        """Since the last fold: the running sum of |g|, and the sum of all its values."""
         self.exp_A = np.exp(parameters.A_log.astype(np.float64))[:, None, None]  # [layer, 1, 1, HV]
         self.state_eps = state_eps
         self.places: dict[Request, int] = {}
@@ -129,6 +138,7 @@ class Truth:
         self.state[:, :, place] = state
         units = zero(self.state[:, :, place])
         self.error[:, :, place], self.mass[:, :, place] = units
+        self.gates[:, :, place] = 0.0
 
     def free(self, request: Request) -> None:
         """Forget a request."""
@@ -138,7 +148,7 @@ class Truth:
         """A request that continues from where `source` is."""
         place, origin = self.vacant.pop(), self.places[source]
         self.places[request] = place
-        for array in (self.state, self.error, self.mass):
+        for array in (self.state, self.error, self.mass, self.gates):
             array[:, :, place] = array[:, :, origin]
 
     def outputs(self, window: Window) -> Trail:
@@ -148,6 +158,16 @@ class Truth:
         units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
         return scan_units(state, units, window.updates, self.exp_A, window.lengths)
 
+    def running_gates(self, window: Window, counts: Ints) -> Array:
+        """`gates` after each token of the first `counts` [row]: [2, layer, row, T, HV].
+
+        See `lost_by_decays` for what they are good for.
+        """
+        sums, totals = self.gates[:, :, self.at(window.requests), None]
+        gates = np.abs(until(window.updates, counts).log_decay)
+        running = sums + gates.cumsum(-2)
+        return np.stack([running, totals + running.cumsum(-2)])
+
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         """Advance both states by the first `accepted` [row] tokens of each row."""
         at = self.at(window.requests)
@@ -155,29 +175,38 @@ class Truth:
         trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, accepted)
         self.state[:, :, at] = trail.state
         self.error[:, :, at], self.mass[:, :, at] = trail.units
+        running = self.running_gates(window, accepted)
         if self.losses is not None:
-            self.error[:, :, at] += self.losses.tokens(window.updates, units, trail, accepted)
+            self.error[:, :, at] += self.losses.tokens(
+                window.updates, units, trail, accepted, lost_by_decays(running)
+            )
+        if window.updates.v.shape[2]:
+            self.gates[:, :, at] = running[..., -1, :]
 
     def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
         """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""
         at = self.at(window.requests)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, counts)
-        error = trail.units.error
+        running = self.running_gates(window, counts)
+        error, decays = trail.units.error, lost_by_decays(running)
         if self.losses is not None:
-            error = error + self.losses.tokens(window.updates, units, trail, counts)
-        return trail.state, self._written(Units(error, trail.units.mass), trail.state).error
+            error = error + self.losses.tokens(window.updates, units, trail, counts, decays)
+        ended = Units(error, trail.units.mass)
+        return trail.state, self._written(ended, trail.state, decays[..., -1, :]).error
 
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
         at = self.at(requests)
         state = self.state[:, :, at]
         units = Units(self.error[:, :, at], self.mass[:, :, at])
-        self.error[:, :, at], self.mass[:, :, at] = self._written(units, state)
+        decays = lost_by_decays(self.gates[:, :, at])
+        self.error[:, :, at], self.mass[:, :, at] = self._written(units, state, decays)
+        self.gates[:, :, at] = 0.0
 
-    def _written(self, units: Units, state: Array) -> Units:
+    def _written(self, units: Units, state: Array, decays: Array) -> Units:
         if self.losses is not None:
-            units = self.losses.folded(units)
+            units = self.losses.folded(units, decays)
         return rebase(round_state(units, state, self.state_eps), state)
 
     def restart(self, requests: list[Request], own: Array) -> None:
@@ -194,3 +223,13 @@ class Truth:
     def at(self, requests: list[Request]) -> NDArray[np.int64]:
         """Places of `requests`."""
         return np.array([self.places[r] for r in requests], np.int64)
+
+
+def lost_by_decays(running: Array) -> Array:
+    """What each decay of a ring may be off by, relative to itself; `running` [2, ...] as `gates`.
+
+    A ring's decays are differences of running sums of its gates. Each addition to such a sum
+    rounds it by 2^-24 of its value, and two sums are subtracted. After a strong gate that is far
+    more than the rounding of one gate, which is all that a sequential computation loses.
+    """
+    return np.asarray(2 * UNIT * running[1])
