@@ -22,8 +22,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ringfold.fuzz import failures
+from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.generate import Plan, history, windows
 from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.shrink import Shrunk
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, Trace, Verify
@@ -77,9 +79,15 @@ class Finding(msgspec.Struct):
     sentence: str
     """The first of them."""
     trace: str
+    """The smallest history that shows it, if it was shrunk."""
     reproduce: str
     flaky: bool
     """Nowhere did it repeat."""
+    found: str = ""
+    """The history that showed it first, as it was found."""
+    digest: str = ""
+    """Of the shrunk trace: findings of one target that share it are one."""
+    steps: int = 0
 
 
 class Tally(msgspec.Struct):
@@ -230,6 +238,16 @@ def _walk_lot(lot: Lot) -> list[Walked]:
     return walked
 
 
+def _shrink(failure: Trace, seconds_max: float) -> Shrunk | None:
+    """The smallest history that fails for the same cause; none where it fails no more."""
+    try:
+        return shrinking.shrink(
+            failure, _target(failure.target or "", _orders.device), seconds_max=seconds_max
+        )
+    except shrinking.NoFailureError:
+        return None
+
+
 # ------------------------------------------------------------------ in the parent
 
 
@@ -267,8 +285,10 @@ class Campaign:
         budget: Budget,
         run_dir: Path | None,
         workers: int | None = None,
+        shrink_max: float = 0.0,
     ) -> None:
-        self.plans, self.budget = plans, budget
+        """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves all as found."""
+        self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
         self.run_dir = run_dir or Path()
         self.report_path = run_dir / REPORT if run_dir else None
         self.written = 0.0
@@ -289,6 +309,7 @@ class Campaign:
             os.environ.setdefault(variable, "1")
         self.pool = ProcessPoolExecutor(count, context, _start_worker, (self.orders,))
         self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.firsts: dict[tuple[str, str, str], Trace] = {}
         self.flying: deque[tuple[Lot, Future[list[Walked]]]] = deque()
 
     def run(self, on_progress: Callable[[Report, int, float], None]) -> Report:
@@ -299,6 +320,7 @@ class Campaign:
                 try:
                     self._compile(on_progress)
                     self._walk(on_progress)
+                    self._shrink_findings(on_progress)
                 except KeyboardInterrupt:
                     report.inconclusive.append("stopped by hand")
                     self._stop()
@@ -439,7 +461,39 @@ class Campaign:
                 reproduce=failures.reproduce(path, target, self.device),
                 flaky=walked.flaky,
             )
+            self.firsts[key] = failure
         known.histories += 1
+        self.report.findings = list(self.findings.values())
+
+    def _shrink_findings(self, on_progress: Callable[[Report, int, float], None]) -> None:
+        """Shrink the first finding of each kind; those that become one trace become one finding."""
+        if not self.shrink_max:
+            return
+        self._write()
+        futures = {
+            key: self.pool.submit(_shrink, failure, self.shrink_max)
+            for key, failure in self.firsts.items()
+            if not self.findings[key].flaky
+        }
+        causes: dict[tuple[str, str], Finding] = {}
+        for key, future in futures.items():
+            while not future.done():
+                self._pause(future, on_progress)
+            if (shrunk := future.result()) is None:
+                continue
+            finding = self.findings[key]
+            if known := causes.get((finding.target, shrunk.digest)):
+                known.histories += finding.histories
+                del self.findings[key]
+                continue
+            causes[finding.target, shrunk.digest] = finding
+            written = shrinking.write(
+                self.firsts[key], shrunk, Path(), self.run_dir, self.device
+            )
+            finding.check, finding.symptom = shrunk.mismatches[0].key
+            finding.found, finding.trace = finding.trace, written.trace
+            finding.sentence, finding.reproduce = written.sentence, written.reproduce
+            finding.digest, finding.steps = written.digest, written.steps
         self.report.findings = list(self.findings.values())
 
     def _conclude(self) -> None:

@@ -122,6 +122,9 @@ def fuzz(
         Path | None,
         typer.Option(help="Where failures/ goes, and then report.json too. [this folder]"),
     ] = None,
+    no_shrink: Annotated[
+        bool, typer.Option("--no-shrink", help="Leave failing histories as they were found.")
+    ] = False,
     dead: Annotated[
         str,
         typer.Option(
@@ -162,7 +165,8 @@ def fuzz(
     if max_time is None and max_windows is None:
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)
-    campaign = Campaign(plans, on, seed, budget, run_dir, workers)
+    shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX
+    campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max)
     with progress_display() as progress:
         task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
 

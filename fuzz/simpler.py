@@ -199,17 +199,22 @@ def simpler_places(trace: Trace) -> Iterator[Trace]:
                     yield _with(trace, _reseated(trace, dict(zip(at, cursors, strict=True))))
 
 
-def plainer_bounds(trace: Trace) -> Iterator[Trace]:
-    """Commits that announce the setup's own window; else a small one."""
-    plain = msgspec.structs.replace
-    yield _with(
-        trace, (plain(o, bound=None) if isinstance(o, Commit) else o for o in trace.operations)
-    )
+def plainer_commits(trace: Trace) -> Iterator[Trace]:
+    """Commits that store no state apart and announce the setup's own window; else small numbers."""
+    for plain in ({"bound": None, "track": None}, {"bound": None}, {"track": None}):
+        yield _with(
+            trace,
+            (
+                msgspec.structs.replace(o, **plain) if isinstance(o, Commit) else o
+                for o in trace.operations
+            ),
+        )
     for i, operation in enumerate(trace.operations):
-        if isinstance(operation, Commit) and operation.bound is not None:
-            for bound in (None, *range(1, operation.bound)):
-                commit = plain(operation, bound=bound)
-                yield _with(trace, (*trace.operations[:i], commit, *trace.operations[i + 1 :]))
+        if isinstance(operation, Commit):
+            for name in ("bound", "track"):
+                for value in range(1, getattr(operation, name) or 1):
+                    commit = msgspec.structs.replace(operation, **{name: value})
+                    yield _with(trace, (*trace.operations[:i], commit, *trace.operations[i + 1 :]))
 
 
 # ------------------------------------------------------------------ memory, numbers, names
@@ -535,13 +540,16 @@ def _clipped(trace: Trace, T: int, lowered: int) -> Trace:
             case Verify(tag=tag):
                 lengths[tag] = tuple(min(length, T) for length in operation.lengths)
                 return msgspec.structs.replace(operation, lengths=lengths[tag])
-            case Commit(tag=tag, accepted=accepted, bound=bound):
+            case Commit(tag=tag, accepted=accepted, bound=bound, track=track):
                 counts = tuple(
                     None if n is None else min(n, length)
                     for n, length in zip(accepted, lengths[tag], strict=True)
                 )
                 bounded = None if bound is None else max(1, min(bound - lowered, T))
-                return msgspec.structs.replace(operation, accepted=counts, bound=bounded)
+                tracked = None if track is None else min(track, T)
+                return msgspec.structs.replace(
+                    operation, accepted=counts, bound=bounded, track=tracked
+                )
             case _:
                 return operation
 
@@ -683,7 +691,7 @@ QUICK: Final[tuple[Pass, ...]] = (
     smaller_rings,
     simpler_places,
     shorter_windows,
-    plainer_bounds,
+    plainer_commits,
     living,
     plainer_payload,
     plain_steps,
