@@ -287,7 +287,7 @@ class Campaign:
         workers: int | None = None,
         shrink_max: float = 0.0,
     ) -> None:
-        """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves all as found."""
+        """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves it as found."""
         self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
         self.run_dir = run_dir or Path()
         self.report_path = run_dir / REPORT if run_dir else None
@@ -487,9 +487,7 @@ class Campaign:
                 del self.findings[key]
                 continue
             causes[finding.target, shrunk.digest] = finding
-            written = shrinking.write(
-                self.firsts[key], shrunk, Path(), self.run_dir, self.device
-            )
+            written = shrinking.write(self.firsts[key], shrunk, Path(), self.run_dir, self.device)
             finding.check, finding.symptom = shrunk.mismatches[0].key
             finding.found, finding.trace = finding.trace, written.trace
             finding.sentence, finding.reproduce = written.sentence, written.reproduce
