@@ -7,7 +7,6 @@ one object on standard output.
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
 import traceback
@@ -28,14 +27,13 @@ from ringfold.fuzz.campaign import Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.commands.simulate import simulate
-from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.console import AsJson, err, json_only, out, print_json, progress_display
 from ringfold.fuzz.explore import Explored
 from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.generate import Plan
+from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
-from ringfold.fuzz.target import Device, RefusedError, refusal
+from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets import registry, wheels
 from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget
 from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
@@ -52,8 +50,6 @@ STOPPED: Final = 130
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """ClickException, be it Click's or the copy that newer releases of Typer bring along."""
 
-STEPS: Final = {"cpu": 30, "cuda": 24}
-"""Steps of a random history."""
 TIME_MAX_DEFAULT: Final = 60.0
 
 app = typer.Typer(
@@ -142,26 +138,20 @@ def fuzz(
         raise typer.BadParameter(
             f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
         )
-    plans = []
-    for name in names:
-        target = registry.resolve(name, on)
-        setups = configurations(
-            target.dialect.name,
+    plans = [
+        plan
+        for name in names
+        for plan in plans_of(
+            registry.resolve(name, on),
             on,
+            name=name,
+            worst=worst,
             geometry=shape,
             ring=ring,
             window=window,
             dtype=dtype,
-            bfloat16=name.startswith("sim"),
-            refuses=functools.partial(refusal, target),
         )
-        visited = set()  # one directed history for each protocol, since heads don't move cursors
-        for setup in setups:
-            directed = (setup.ring, setup.window) not in visited
-            visited.add((setup.ring, setup.window))
-            plans.append(
-                Plan(setup, name, target.operations, rows(setup, on), STEPS[on], directed, worst)
-            )
+    ]
     if max_time is None and max_windows is None:
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)

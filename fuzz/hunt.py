@@ -6,12 +6,14 @@ It meets the histories that a campaign with the same seed would, in the same ord
 from __future__ import annotations
 
 import functools
+import re
 import time
 from typing import Any, Final, NamedTuple
 
 from ringfold.fuzz.campaign import Budget, lots, walk
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.failures import as_failure
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.target import Device, Target, refusal
@@ -33,15 +35,30 @@ class Hunt(NamedTuple):
     seconds: float
 
 
-def plans(target: Target, device: Device = "cpu", **fixed: Any) -> list[Plan]:
+def plans(
+    target: Target,
+    device: Device = "cpu",
+    *,
+    name: str = "",
+    worst: Dead = "nan",
+    **fixed: Any,
+) -> list[Plan]:
     """What to run on a target: its configurations, one directed history for each (L, T).
 
-    `fixed` are those of `configurations`.
+    Args:
+        target: under test, not opened.
+        device: decides the configurations and how long a random history is.
+        name: by which a worker process resolves the target; its own, unless given.
+        worst: the worst that dead memory is filled with.
+        fixed: as `configurations` has them.
     """
-    emulated = target.name.partition(":")[0] == "sim"
-    refuses = functools.partial(refusal, target)
+    emulated = re.match(r"sim\b", target.name) is not None
     setups = configurations(
-        target.dialect.name, device, bfloat16=emulated, refuses=refuses, **fixed
+        target.dialect.name,
+        device,
+        bfloat16=emulated,
+        refuses=functools.partial(refusal, target),
+        **fixed,
     )
     visited = set()
     made = []
@@ -51,7 +68,13 @@ def plans(target: Target, device: Device = "cpu", **fixed: Any) -> list[Plan]:
         visited.add((setup.ring, setup.window))
         made.append(
             Plan(
-                setup, target.name, target.operations, rows(setup, device), STEPS[device], directed
+                setup,
+                name or target.name,
+                target.operations,
+                rows(setup, device),
+                STEPS[device],
+                directed,
+                worst,
             )
         )
     return made
