@@ -3,8 +3,8 @@
 A *transition* is a reachable cursor state, the length of a window and how much of it is accepted.
 Each becomes a row of a large batch: its request is placed in the state, verifies, commits, and
 verifies and commits a full window more, so that what the first step wrote is read or folded. Dead
-memory is NaN throughout. A batch that fails is cut in two until single transitions fail, and the
-first of each cause is shrunk.
+memory is NaN throughout. A batch that fails is cut in two until single transitions fail (or batches
+whose halves do not), and the first of each cause is shrunk.
 
 The cursors' own kernel is small enough to try *every* input, reachable or not, in a few launches.
 """
@@ -61,7 +61,7 @@ class Explored(msgspec.Struct):
     """Transitions that were walked to their end, or shown to fail by themselves."""
     coverage: float = 0.0
     failing: int = 0
-    """Of the covered, those that fail."""
+    """Transitions that fail by themselves, and batches that fail only as a whole."""
     windows: int = 0
     """Row-windows verified and judged."""
     cursor_inputs: int = 0
@@ -83,7 +83,7 @@ class Walked(msgspec.Struct):
     covered: int = 0
     windows: int = 0
     failing: list[tuple[int, Trace, Symptom]] = []
-    """Number of the transition, the history that shows it, and why it fails."""
+    """Number of the (first) transition, the history that shows it, and why it fails."""
     largest: dict[str, float] = {}
 
 
@@ -143,26 +143,35 @@ def _target(name: str, device: Device) -> Target:
 
 def walk_batch(plan: Plan, numbers: Sequence[int]) -> Walked:
     """Walk some of the transitions as one batch; if it fails, its halves."""
-    steps, target = protocol_steps(plan.setup).transitions, _target(plan.target, plan.device)
     walked = Walked()
-    waiting = [list(numbers)]
-    while waiting:
-        some = waiting.pop()
-        trace = history(plan, [steps[i] for i in some])
-        verdict = replay.walk(trace, target, Path())
-        walked.windows += verdict.windows
-        if not verdict.mismatches:
-            walked.covered += len(some)
-            for check, ratio in verdict.largest.items():
-                walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
-        elif len(some) == 1:
-            walked.covered += 1
-            failure = failures.as_failure(trace, verdict.mismatches, dict(target.identity()))
-            walked.failing.append((some[0], failure, shrinking.cause(verdict.mismatches)))
-        elif len(walked.failing) < FAILING_MAX:
-            half = (len(some) + 1) // 2
-            waiting += [some[half:], some[:half]]  # the first half is walked first
+    _walk_halves(plan, numbers, walked)
     return walked
+
+
+def _walk_halves(plan: Plan, numbers: Sequence[int], walked: Walked) -> bool:
+    """Add to `walked`; returns whether these transitions fail."""
+    steps, target = protocol_steps(plan.setup).transitions, _target(plan.target, plan.device)
+    trace = history(plan, [steps[i] for i in numbers])
+    verdict = replay.walk(trace, target, Path())
+    walked.windows += verdict.windows
+    if not verdict.mismatches:
+        walked.covered += len(numbers)
+        for check, ratio in verdict.largest.items():
+            walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
+        return False
+    if len(numbers) == 1:
+        walked.covered += 1
+    elif len(walked.failing) >= FAILING_MAX:
+        return True
+    else:
+        half = (len(numbers) + 1) // 2
+        halves = [_walk_halves(plan, some, walked) for some in (numbers[:half], numbers[half:])]
+        if any(halves):
+            return True
+    # It fails by itself, or as a batch whose halves do not.
+    failure = failures.as_failure(trace, verdict.mismatches, dict(target.identity()))
+    walked.failing.append((numbers[0], failure, shrinking.cause(verdict.mismatches)))
+    return True
 
 
 def batches(plan: Plan) -> Iterator[range]:
@@ -199,14 +208,26 @@ def cursor_inputs(setup: Setup) -> CursorInputs:
     )
 
 
-def walk_cursors(plan: Plan) -> tuple[int, int, str]:
-    """Commit every input on the target; returns how many there are, how many fail, and the first.
+class CursorsWalked(msgspec.Struct):
+    """What came of all inputs."""
 
-    Each batch has a padding row at either end. Only cursors are looked at: the rings hold nothing.
+    inputs: int = 0
+    wrong: int = 0
+    example: str = ""
+    """The first that is wrong."""
+    refused: str = ""
+    """Why they could not be tried."""
+
+
+def walk_cursors(plan: Plan) -> CursorsWalked:
+    """Commit every input on the target, without a verify before: the rings hold nothing.
+
+    Each batch has a padding row at either end. Only cursors are looked at.
     """
     setup, target = plan.setup, _target(plan.target, plan.device)
+    walked = CursorsWalked()
     if not DIALECTS[setup.dialect].has_ring:
-        return 0, 0, ""
+        return walked
     if because := refusal(target, setup):
         raise RefusedError(f"target {target.name}: {because}")
     inputs = cursor_inputs(setup)
@@ -219,24 +240,28 @@ def walk_cursors(plan: Plan) -> tuple[int, int, str]:
     requests = list(range(rows))
     for request in requests:
         target.admit(request, state)
-    wrong, example = 0, ""
     for bound in range(1, setup.window + 1):
         at = np.flatnonzero(inputs.bound == bound)
         for start in range(0, at.size, rows):
             some = at[start : start + rows]
             before = Cursors(*(c[some] for c in inputs.before))
             accepted = inputs.accepted[some]
-            got = _committed(target, requests[: some.size], before, accepted, bound)
+            try:
+                got = _committed(target, requests[: some.size], before, accepted, bound)
+            except Exception as error:  # noqa: BLE001 - a target may insist on a verify
+                walked.refused = f"a commit without a verify raised {error!r}"
+                return walked
             right = protocol_of(setup).commit(before, accepted, setup.ring, bound)
             differs = np.any(np.array(got) != np.array(right), axis=0)
-            wrong += int(differs.sum())
-            if differs.any() and not example:
+            walked.inputs += some.size
+            walked.wrong += int(differs.sum())
+            if differs.any() and not walked.example:
                 i = int(np.flatnonzero(differs)[0])
-                example = (
+                walked.example = (
                     f"commit of {accepted[i]} with bound {bound} at {_shown(before, i)}: "
                     f"expected {_shown(right, i)}, got {_shown(got, i)}"
                 )
-    return inputs.accepted.size, wrong, example
+    return walked
 
 
 def _committed(
@@ -308,8 +333,11 @@ def explore(
             report.inconclusive.append("the time limit came first")
         for future in futures:
             future.cancel()
-        inputs = cursors.result()
-        report.cursor_inputs, report.cursor_inputs_wrong, report.cursor_example = inputs
+        alone = cursors.result()
+        report.cursor_inputs, report.cursor_inputs_wrong = alone.inputs, alone.wrong
+        report.cursor_example = alone.example
+        if alone.refused:
+            report.inconclusive.append(f"the cursors alone could not be tried: {alone.refused}")
         report.failing = len(failing)
         report.coverage = report.covered / report.transitions
         first: dict[tuple[str, str], Trace] = {}

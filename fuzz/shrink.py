@@ -235,7 +235,7 @@ class _Shrinker:
         self.tried: set[str] = set()
         # What a replay expects and what was seen belong to the trace that was found.
         self.best = msgspec.structs.replace(trace, expected="agree", seen=(), identity={})
-        mismatches = self._walk(self.best)
+        mismatches = self._walk(self.best, limited=False)
         if not mismatches:
             raise NoFailureError(
                 "the trace shows no mismatch on this target: there is nothing to shrink "
