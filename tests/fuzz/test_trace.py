@@ -371,6 +371,23 @@ VERIFY = Verify(tag=1, rows=(0,), lengths=(2,))
             r"operations\[3\] \(verify\): lengths\[0\] is 2, but request 0 .* bound 1: shorten",
         ),
         (
+            [
+                ADMITTED,
+                VERIFY,
+                *(
+                    operation
+                    for tag in range(1, 7)
+                    for operation in (
+                        Commit(tag=tag, accepted=(1,), bound=1),
+                        Verify(tag=tag + 1, rows=(0,), lengths=(1,)),
+                    )
+                ),
+                Commit(tag=7, accepted=(1,)),
+            ],
+            r"operations\[14\] \(commit\): bound is 2, but behind 7 records a ring of 8 has room "
+            r"for 1: a bound may grow only as far as that",
+        ),
+        (
             [Place(request=0, tag=0, base=8, records=0, flush=False)],
             r"base is 8, but must be in 0\.\.7: name a physical row",
         ),
