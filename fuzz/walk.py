@@ -381,12 +381,15 @@ class Walk:
 
         self._call(commit)
         self.steps += 1
-        tracked = window.rows(counts >= track) if track is not None else window.rows(counts < 0)
-        with self._timed("oracle"):
-            ahead = self.truth.ahead(tracked, np.full(len(tracked.requests), track or 0))
+        keeps = counts >= track if track is not None else np.zeros(counts.shape, bool)
+        tracked = window.rows(keeps)
+        ahead = None
+        if tracked.requests:
+            with self._timed("oracle"):
+                ahead = self.truth.ahead(tracked, np.full(len(tracked.requests), track))
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
-        if tracked.requests:
+        if ahead is not None:
             self.judge.tracked(tracked.requests, *ahead)
             self.judge.same_tracked(tracked.requests, track or 0)
         self.judge.cursors()
