@@ -293,7 +293,7 @@ class Campaign:
         self.report_path = run_dir / REPORT if run_dir else None
         self.written = 0.0
         self.device, self.seed = device, seed
-        count = workers or min(_cores(), WORKERS_MAX[device])
+        count = workers or min(cores(), WORKERS_MAX[device])
         self.report = Report(
             targets=list(dict.fromkeys(plan.target for plan in plans)),
             device=device,
@@ -512,7 +512,8 @@ class Campaign:
             )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

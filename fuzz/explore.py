@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays, failures, replay
 from ringfold.fuzz import shrink as shrinking
+from ringfold.fuzz.campaign import cores
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.placing import place_cursors
 from ringfold.fuzz.shrink import Written
@@ -37,10 +38,12 @@ from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 
-BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 2048}
+BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 512}
 BATCH_ELEMENTS_MAX: Final = 2**23
 """State elements in a batch: the oracle walks float64 copies of them."""
 CURSOR_ROWS_MAX: Final = 4096
+WORKERS_MAX: Final = {"cpu": 64, "cuda": 8}
+"""The oracle of a few processes keeps one GPU busy."""
 FAILING_MAX: Final = 2
 """Failing transitions that are isolated in one batch; what is left of it then counts as uncovered,
 or a target that is wrong everywhere would have to be walked row by row."""
@@ -314,7 +317,7 @@ def explore(
     # One thread of linear algebra a worker: the workers are the parallelism.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
-    count = workers or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
+    count = workers or min(cores(), WORKERS_MAX[device], len(todo) + 1)
     failing: list[tuple[int, Trace, Symptom]] = []
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         cursors = pool.submit(walk_cursors, plan)
