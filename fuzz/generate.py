@@ -219,7 +219,7 @@ class _Random:
         self.kinds = [kind for kind in choices if kind in plan.operations]
         self.make = {kind: choices[kind][1] for kind in self.kinds}
         # Most kinds are now and then off altogether: what they interrupt then runs long.
-        keep = {"verify", "commit", "admit"}
+        keep = {"verify", "commit", "admit"} if "verify" in self.kinds else {"decode", "admit"}
         weights = np.array(
             [choices[k][0] * (k in keep or random.random() < 0.7) for k in self.kinds]
         )

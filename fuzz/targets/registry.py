@@ -9,6 +9,7 @@
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
+| `sglang-decode==VERSION` | its plain decoding |
 | `package.module:Class` | a class of yours, called with the device |
 """
 
@@ -27,6 +28,7 @@ KNOWN_RELEASES: Final = tuple(f"sglang==0.5.{patch}" for patch in range(16, 24))
 """Releases that were tried. Any other is taken too if its files hold a known dialect."""
 
 SPLIT: Final = "+split"
+FAMILIES: Final = ("sglang", "sglang-snapshots", "sglang-decode")
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -67,7 +69,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         return _simulated(name)
     if name == "triton":
         return _ours(name, device)
-    if name.partition("==")[0] in ("sglang", "sglang-snapshots"):
+    if name.partition("==")[0] in FAMILIES:
         return _sglang(name, device)
     if ":" in name:
         return _users(name, device)
@@ -115,6 +117,8 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
         )
     snapshots = release.replace("sglang", "sglang-snapshots")
     rows.append(Listed(snapshots, "snapshots: recurrent verify and scatter", lacking))
+    decode = release.replace("sglang", "sglang-decode")
+    rows.append(Listed(decode, "plain decoding, in place", lacking))
     return rows
 
 
@@ -165,6 +169,7 @@ def _sglang(name: str, device: Device) -> Target:
         )
     from ringfold.fuzz.targets.sglang import SglangRing
     from ringfold.fuzz.targets.sglang_compact import SglangCompact
+    from ringfold.fuzz.targets.sglang_decode import SglangDecode
     from ringfold.fuzz.targets.sglang_fold import SglangFold
     from ringfold.fuzz.targets.sglang_release import Release
     from ringfold.fuzz.targets.sglang_snapshots import SglangSnapshots
@@ -172,6 +177,8 @@ def _sglang(name: str, device: Device) -> Target:
     found = Release(release, device)
     if family == "sglang-snapshots":
         return SglangSnapshots(found, name)
+    if family == "sglang-decode":
+        return SglangDecode(found, name)
     match found.dialect:
         case "ring":
             return SglangRing(found, name, split=name.endswith(SPLIT))

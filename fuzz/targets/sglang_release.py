@@ -32,8 +32,7 @@ FOLD: Final = "gdn_replayssm_spec_fold.py"
 RECURRENT: Final = "fused_sigmoid_gating_recurrent.py"
 SCATTER: Final = "mamba_state_scatter_triton.py"
 PLAIN: Final = "fused_recurrent.py"
-DECODE_RING: Final = "fused_recurrent_linear_replayssm.py"
-FILES: Final = (RING, FOLD, RECURRENT, SCATTER, PLAIN, DECODE_RING)
+FILES: Final = (RING, FOLD, RECURRENT, SCATTER, PLAIN)
 
 
 class Sign(NamedTuple):
@@ -234,6 +233,13 @@ def _refused(name: str) -> Callable[[Device], Callable[..., Any]]:
     return lambda device: call
 
 
+def _exp(device: Device) -> Any:
+    """Triton's `exp`: looked up at each call where the interpreter exchanges it for a launch."""
+    import triton.language as tl
+
+    return tl.exp if device == "cuda" else lambda x: tl.exp(x)
+
+
 ANSWERS: Final[Mapping[str, Callable[[Device], Any]]] = {
     "is_cuda": lambda device: lambda: device == "cuda",
     "is_hip": lambda device: lambda: False,
@@ -242,6 +248,8 @@ ANSWERS: Final[Mapping[str, Callable[[Device], Any]]] = {
     "get_device_sm": lambda device: lambda: _sm(device),
     "is_tf32_supported": lambda device: _capability(device)[0] >= 8,
     "is_arch_support_pdl": lambda device: lambda: _capability(device)[0] >= 9,
+    "exp": _exp,
+    "input_guard": lambda device: lambda function: function,
     "make_ptr_table": _refused("make_ptr_table"),
     "get_device_core_count": _refused("get_device_core_count"),
 }
