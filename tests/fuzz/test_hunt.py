@@ -1,0 +1,97 @@
+"""Does a hunt find what a campaign would, and stop when it should?
+
+A hunt walks the histories of a campaign in one process. The campaign's own list of histories is
+the reference for their order, and the walk of a single history for what is found. Whether hunts
+find planted bugs from any seed is asked by tests/quality.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ringfold.fuzz.campaign import Budget, lots, walk
+from ringfold.fuzz.generate import history
+from ringfold.fuzz.hunt import hunt, plans
+from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.trace import Verify
+
+BUG = "sim:fold-newest-first"
+SEED = 5
+
+
+def test_a_hunt_finds_the_first_failure_of_the_campaigns_list() -> None:
+    """The same history, the same mismatches, as many windows up to there."""
+    target = resolve(BUG)
+    first = next(lots(plans(target), SEED, Budget(None, None), "cpu"))
+    verdict = walk(history(first.plan, SEED, first.numbers[0]), target)
+
+    found = hunt(target, SEED)
+
+    assert (found.mismatches, found.windows) == (verdict.mismatches, verdict.windows)
+    assert found.histories == 1
+    assert found.failure is not None
+    assert walk(found.failure, target).mismatches == found.mismatches
+
+
+def test_a_hunt_stops_after_its_windows() -> None:
+    """The history that reaches the budget is walked to its end; none follows."""
+    found = hunt(resolve("sim"), SEED, windows_max=100)
+
+    assert found.failure is None
+    assert found.mismatches == []
+    assert 100 <= found.windows < 200
+
+
+def test_a_hunt_stops_when_its_time_is_out() -> None:
+    """Before the first history, if there is none."""
+    found = hunt(resolve("sim"), SEED, seconds_max=0.0)
+
+    assert (found.failure, found.windows) == (None, 0)
+
+
+def test_each_protocol_has_one_directed_history() -> None:
+    """In the first configuration of each (L, T); all configurations bear the target's name."""
+    made = plans(resolve("sim"), name="mine")
+
+    directed = Counter((p.setup.ring, p.setup.window) for p in made if p.directed)
+    assert directed == dict.fromkeys({(p.setup.ring, p.setup.window) for p in made}, 1)
+    assert {p.target for p in made} == {"mine"}
+
+
+@pytest.mark.parametrize("target", ["sim", "sim@compact", BUG])
+def test_the_simulator_computes_bfloat16_on_the_cpu(target: str) -> None:
+    """By whatever name; the interpreter of kernels does not."""
+    assert "bfloat16" in {plan.setup.dtypes.record for plan in plans(resolve(target))}
+
+
+def test_configurations_tell_different_stories() -> None:
+    """Histories of one number share neither profile nor batches; windows may have their own."""
+    told = [history(plan, SEED, number) for plan in plans(resolve("sim")) for number in (1, 2, 3)]
+    own = Counter(
+        operation.profile
+        for trace in told
+        for operation in trace.operations
+        if isinstance(operation, Verify)
+    )
+
+    assert len({trace.operations for trace in told}) == len(told)
+    assert len({trace.payload.profile for trace in told[::3]}) > 3
+    assert set(own) == {None, *PROFILES}
+
+
+def test_padding_stands_anywhere() -> None:
+    """Before, between and behind the rows of requests, in directed and random histories."""
+    for number in (0, 1):
+        batches = [
+            [row is None for row in operation.rows]
+            for plan in plans(resolve("sim"))
+            for operation in history(plan, SEED, number).operations
+            if isinstance(operation, Verify) and len(operation.rows) > 2
+        ]
+
+        assert any(rows[0] for rows in batches)
+        assert any(rows[-1] for rows in batches)
+        assert any(any(rows[1:-1]) for rows in batches)
