@@ -107,9 +107,10 @@ def protocol_steps(setup: Setup) -> Reachable:
 
 
 def history(plan: Plan, transitions: Sequence[Transition]) -> Trace:
-    """One request for each transition, all in one batch."""
+    """One request for each transition, all in one batch, and a padding row behind them."""
     count, T = len(transitions), plan.setup.window
-    requests = tuple(range(count))
+    requests = range(count)
+    rows = (*requests, None)
     places = [
         Place(
             request=request,
@@ -122,18 +123,18 @@ def history(plan: Plan, transitions: Sequence[Transition]) -> Trace:
         )
         for request, step in zip(requests, transitions, strict=True)
     ]
-    lengths = tuple(step.length for step in transitions)
-    accepted = tuple(step.accepted for step in transitions)
+    lengths = (*(step.length for step in transitions), 1)
+    accepted = (*(step.accepted for step in transitions), None)
     return Trace(
         setup=msgspec.structs.replace(plan.setup, slots=count + 1),
         payload=PayloadSpec(seed=0, profile=PROFILE),
         target=plan.target,
         operations=(
             *places,
-            Verify(tag=count, rows=requests, lengths=lengths, dead="nan"),
+            Verify(tag=count, rows=rows, lengths=lengths, dead="nan"),
             Commit(tag=count, accepted=accepted, dead="nan"),
-            Verify(tag=count + 1, rows=requests, lengths=(T,) * count, dead="nan"),
-            Commit(tag=count + 1, accepted=(T,) * count, dead="nan"),
+            Verify(tag=count + 1, rows=rows, lengths=(*[T] * count, 1), dead="nan"),
+            Commit(tag=count + 1, accepted=(*[T] * count, None), dead="nan"),
         ),
     )
 
