@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -47,6 +47,9 @@ POLL_SECONDS: Final = 0.2
 REPORT: Final = "report.json"
 REPORT_SECONDS: Final = 5.0
 """How often the report so far is written."""
+
+
+Result = TypeVar("Result")
 
 
 class Lot(NamedTuple):
@@ -182,8 +185,6 @@ _orders: Orders
 def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
-    # A terminal sends Ctrl-C to every process; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Standard output is the parent's alone, whatever a target prints.
     os.dup2(2, 1)
 
@@ -242,7 +243,10 @@ def _shrink(failure: Trace, seconds_max: float) -> Shrunk | None:
     """The smallest history that fails for the same cause; none where it fails no more."""
     try:
         return shrinking.shrink(
-            failure, _target(failure.target or "", _orders.device), seconds_max=seconds_max
+            failure,
+            _target(failure.target or "", _orders.device),
+            seconds_max=seconds_max,
+            stopped=lambda: bool(_orders.clock.stopped.value),
         )
     except shrinking.NoFailureError:
         return None
@@ -325,7 +329,7 @@ class Campaign:
                     report.inconclusive.append("stopped by hand")
                     self._stop()
                 except BaseException:
-                    self.pool.shutdown(wait=False, cancel_futures=True)
+                    self._stop_workers()
                     raise
         except BrokenProcessPool:
             report.inconclusive.append(self._account_of_death())
@@ -341,7 +345,7 @@ class Campaign:
     def _compile(self, on_progress: Callable[[Report, int, float], None]) -> None:
         """Build every target, and on a GPU compile every configuration, before the clock starts."""
         plans = list(self.plans) if self.device == "cuda" else _first_of_each_target(self.plans)
-        futures = [self.pool.submit(_warm_up, plan) for plan in plans]
+        futures = [self._submit(_warm_up, plan) for plan in plans]
         for plan, future in zip(plans, futures, strict=True):
             while not future.done():
                 self._pause(future, on_progress)
@@ -356,7 +360,7 @@ class Campaign:
                 lot = next(todo, None)
                 if lot is None:
                     break
-                self.flying.append((lot, self.pool.submit(_walk_lot, lot)))
+                self.flying.append((lot, self._submit(_walk_lot, lot)))
             if not self.flying:
                 return
             _, future = self.flying[0]
@@ -366,6 +370,17 @@ class Campaign:
             self._land(future)
             if time.monotonic() - self.written > REPORT_SECONDS:
                 self._write()
+
+    def _submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Have a worker do it. A worker that starts for it is deaf to Ctrl-C.
+
+        A terminal sends that to every process; the parent decides what it means.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self.pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _idle(self) -> bool:
         """Whether another lot should start; those that wait to be added up are done."""
@@ -379,10 +394,19 @@ class Campaign:
         for walked in done:
             self._add(walked)
 
+    def _stop_workers(self) -> None:
+        """Wait until each has returned what it has; whoever presses Ctrl-C again does not wait."""
+        self.clock.stop()
+        try:
+            self.pool.shutdown(cancel_futures=True)
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
+
     def _stop(self) -> None:
         """Keep what the workers have found by now."""
-        self.clock.stop()
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._stop_workers()
         while self.flying:
             _, future = self.flying[0]
             if future.cancelled():
@@ -405,7 +429,10 @@ class Campaign:
             for number in lot.numbers
         ]
         if not paths:
-            return "a worker process died before its first history: run the target by itself"
+            return (
+                "a worker process died, but not while it walked a history: "
+                "it was building the target, or shrinking what it found"
+            )
         lines = "; ".join(failures.reproduce(p, None, self.device) for p in paths)
         return (
             f"a worker process died, in one of {len(paths)} histories: "
@@ -471,7 +498,7 @@ class Campaign:
             return
         self._write()
         futures = {
-            key: self.pool.submit(_shrink, failure, self.shrink_max)
+            key: self._submit(_shrink, failure, self.shrink_max)
             for key, failure in self.firsts.items()
             if not self.findings[key].flaky
         }

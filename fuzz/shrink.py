@@ -159,6 +159,7 @@ def shrink(
     folder: Path | None = None,
     seconds_max: float = SECONDS_MAX,
     on_progress: Callable[[Trace, int], None] = lambda best, walks: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Shrunk:
     """The smallest trace found that fails on `target` for the same cause as `trace`.
 
@@ -168,7 +169,7 @@ def shrink(
     Raises:
         NoFailureError: the trace shows no mismatch.
     """
-    return _Shrinker(trace, target, folder or Path(), seconds_max, on_progress).run()
+    return _Shrinker(trace, target, folder or Path(), seconds_max, on_progress, stopped).run()
 
 
 class Written(msgspec.Struct):
@@ -227,8 +228,10 @@ class _Shrinker:
         folder: Path,
         seconds_max: float,
         on_progress: Callable[[Trace, int], None],
+        stopped: Callable[[], bool],
     ) -> None:
         self.target, self.folder, self.on_progress = target, folder, on_progress
+        self.stopped = stopped
         self.started = time.monotonic()
         self.seconds_max = seconds_max
         self.walks = 0
@@ -293,7 +296,8 @@ class _Shrinker:
 
     def _walk(self, trace: Trace, limited: bool = True) -> list[Mismatch]:
         """What a walk finds; nothing where the target refuses the setup."""
-        if limited and time.monotonic() - self.started > self.seconds_max:
+        late = time.monotonic() - self.started > self.seconds_max
+        if limited and (late or self.stopped()):
             raise TimeoutError
         self.walks += 1
         try:

@@ -1,0 +1,389 @@
+"""A campaign: the same histories whoever walks them, and nothing that was found is lost.
+
+Targets with a planted bug are fuzzed by one worker and by two, and all that is written compared
+byte for byte. Then things go wrong: a target fails only now and then, kills its process, prints,
+or somebody presses Ctrl-C; what was found by then must be on disk, and the exit code must say what
+it is worth. The faulty targets are classes in a temporary folder, as a user would write them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfold.fuzz.campaign import Budget, Campaign, Report, lots
+from ringfold.fuzz.generate import Plan, history, windows
+from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.trace import load
+
+BUG = "sim:fold-reads-from-row-zero"
+SECONDS_MAX = 60.0
+
+TARGETS = '''
+import os
+import time
+
+from ringfold.fuzz.targets.simulated import SimulatedTarget
+
+
+class Sound(SimulatedTarget):
+    def __init__(self, device):
+        super().__init__("mine")
+
+
+class Flaky(Sound):
+    """Wrong in every other history, and right when that is walked again."""
+
+    opened = 0
+    period = 2
+
+    def open(self, setup, parameters):
+        Flaky.opened += 1
+        super().open(setup, parameters)
+
+    def verify(self, rows, lengths, inputs):
+        outputs = super().verify(rows, lengths, inputs)
+        if Flaky.opened % self.period == 0:
+            outputs[...] += 1000
+        return outputs
+
+
+class FlakyAndWrong(Flaky):
+    """Wrong outputs in every third walk, and a wrong base in all of them."""
+
+    period = 3
+
+    def commit(self, rows, accepted, bound):
+        super().commit(rows, accepted, bound)
+        self.machine.memory["cache_base"][1] += self.machine.setup.ring
+
+
+class Dies(Sound):
+    """Kills its process at the first fold."""
+
+    def verify(self, rows, lengths, inputs):
+        if self.machine.memory["is_flush"].any():
+            os._exit(9)
+        return super().verify(rows, lengths, inputs)
+
+
+class Slow(Sound):
+    """Takes long to build, as a kernel takes long to compile."""
+
+    built = False
+
+    def open(self, setup, parameters):
+        if not Slow.built:
+            time.sleep(2.5)
+            Slow.built = True
+        super().open(setup, parameters)
+
+
+class Prints(Sound):
+    def open(self, setup, parameters):
+        print("printed by a target")
+        os.system("echo printed by its child")
+        super().open(setup, parameters)
+'''
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the targets above, to put on PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "mine.py").write_text(TARGETS)
+    return folder
+
+
+def quiet(report: Report, windows: int, elapsed: float) -> None:
+    pass
+
+
+def campaign(
+    run_dir: Path, workers: int, *, name: str = BUG, windows_max: int = 120, shrink: float = 0.0
+) -> Report:
+    budget = Budget(windows_max, None)
+    made = plans(resolve(name), "cpu")[:4]
+    return Campaign(made, "cpu", 11, budget, run_dir, workers, shrink).run(quiet)
+
+
+def command(mine: Path, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(mine), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-m", "ringfold", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=mine,
+        start_new_session=True,
+    )
+
+
+def ran(mine: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the object on standard output, and standard error."""
+    process = command(mine, *arguments, "--json")
+    out, err = process.communicate(timeout=SECONDS_MAX)
+    return process.returncode, json.loads(out), err
+
+
+def on_disk(run_dir: Path) -> dict[str, bytes]:
+    files = sorted(path for path in run_dir.rglob("*") if path.is_file())
+    here = str(run_dir).encode()
+    return {
+        str(path.relative_to(run_dir)): path.read_bytes().replace(here, b"")
+        for path in files
+        if path.name != "report.json"
+    }
+
+
+def lasting(report: Report, run_dir: Path) -> str:
+    """A report without what depends on time and on the number of workers."""
+    from msgspec.json import decode, encode
+
+    kept: dict[str, Any] = decode(encode(report).replace(str(run_dir).encode(), b""))
+    for name in ("seconds", "elapsed", "workers"):
+        del kept[name]
+    for tally in kept["configurations"]:
+        del tally["compile_seconds"]
+    return json.dumps(kept)
+
+
+# ------------------------------------------------------------------ the same again
+
+
+@pytest.mark.parametrize(
+    ("shrink", "workers"),
+    [(0.0, (1, 2, 2)), pytest.param(60.0, (1, 2), marks=pytest.mark.slow)],
+    ids=["as found", "shrunk"],
+)
+def test_the_same_seed_gives_the_same_bytes(
+    shrink: float, workers: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Traces, accounts and report, with one worker and with two."""
+    runs = [tmp_path / str(i) for i in range(len(workers))]
+
+    reports = [
+        campaign(run, count, shrink=shrink) for run, count in zip(runs, workers, strict=True)
+    ]
+
+    assert len(on_disk(runs[0])) >= 4
+    assert all(on_disk(run) == on_disk(runs[0]) for run in runs)
+    assert len({lasting(report, run) for report, run in zip(reports, runs, strict=True)}) == 1
+    assert reports[0].mismatches > 0
+
+
+def test_another_seed_gives_other_histories() -> None:
+    """What a campaign walks is decided by the seed before anything runs."""
+    made = plans(resolve("sim"), "cpu")
+    first, again, other = (
+        [(lot.configuration, lot.numbers) for lot in lots(made, seed, Budget(500, None), "cpu")]
+        for seed in (1, 1, 2)
+    )
+
+    assert first == again
+    assert first != other
+
+
+def test_configurations_have_about_the_same_share() -> None:
+    """The one with the fewest windows is next; the budget is met and passed by one history."""
+    made = [plan._replace(directed=False) for plan in plans(resolve("sim"), "cpu")[:5]]
+    shares = [0] * 5
+    most = 0
+    for lot in lots(made, 3, Budget(1500, None), "cpu"):
+        counts = [windows(history(lot.plan, 3, number)) for number in lot.numbers]
+        shares[lot.configuration] += sum(counts)
+        most = max(most, *counts)
+
+    assert 1500 <= sum(shares) < 1500 + most
+    assert max(shares) - min(shares) <= most
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def test_every_failure_is_counted_and_a_few_of_a_kind_are_kept(tmp_path: Path) -> None:
+    """With traces that load, and a line that replays them to the same mismatch."""
+    report = campaign(tmp_path, 2, windows_max=300)
+
+    kept = [load(path) for path in tmp_path.glob("failures/*/trace.json")]
+    assert report.mismatches == sum(finding.histories for finding in report.findings) > 5
+    assert all(trace.target == BUG and trace.seen for trace in kept)
+    for finding in report.findings:
+        symptoms = [trace.expected[0].symptom for trace in kept if trace.expected != "agree"]
+        assert 1 <= symptoms.count(finding.symptom) <= 5
+        assert not finding.flaky
+    line = shlex.split(report.findings[0].reproduce.removeprefix("reproduce: "))
+    replayed = subprocess.run(
+        [sys.executable, "-m", *line], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert replayed.returncode == 1
+    assert report.findings[0].sentence in replayed.stdout
+
+
+def test_the_report_is_written_beside_the_failures(tmp_path: Path) -> None:
+    """The same object as is returned; without a folder to write to there is none."""
+    from msgspec.json import decode
+
+    report = campaign(tmp_path, 1, windows_max=20)
+
+    assert decode((tmp_path / "report.json").read_bytes(), type=Report) == report
+    assert set(report.identities) == {BUG}
+    assert report.identities[BUG]["machine"] == "FoldReadsFromRowZero"
+
+
+def test_compiling_does_not_count(mine: Path, tmp_path: Path) -> None:
+    """The limit of time starts at the first window, and is kept to within a history."""
+    code, report, _ = ran(
+        mine, "fuzz", "mine:Slow", "--max-time", "1", "--workers", "1", "--run-dir", str(tmp_path)
+    )
+
+    assert code == 0
+    assert report["configurations"][0]["compile_seconds"] > 2.4
+    assert 1.0 <= report["elapsed"] < 2.4
+    assert report["windows"] > 20
+
+
+# ------------------------------------------------------------------ when things go wrong
+
+
+def test_a_failure_that_does_not_repeat_is_inconclusive(mine: Path, tmp_path: Path) -> None:
+    """It is reported and kept, and the exit code is 3."""
+    code, report, _ = ran(
+        mine,
+        "fuzz",
+        "mine:Flaky",
+        "--max-windows",
+        "40",
+        "--workers",
+        "1",
+        "--run-dir",
+        str(tmp_path),
+    )
+
+    assert code == 3
+    assert report["mismatches"] > 0
+    assert [finding["flaky"] for finding in report["findings"]] == [True]
+    assert any("did not repeat" in reason for reason in report["inconclusive"])
+    assert list(tmp_path.glob("failures/*/trace.json"))
+
+
+def test_a_mismatch_stays_one_whatever_else_is_inconclusive(mine: Path, tmp_path: Path) -> None:
+    """Beside a failure that repeats, one that does not changes nothing: 1."""
+    code, report, _ = ran(
+        mine,
+        *("fuzz", "mine:FlakyAndWrong", "--max-windows", "200", "--workers", "1"),
+        *("--no-shrink", "--run-dir", str(tmp_path)),
+    )
+
+    assert code == 1
+    flaky = {finding["check"]: finding["flaky"] for finding in report["findings"]}
+    assert flaky["outputs"]
+    assert not flaky["cursors"]
+    assert report["inconclusive"]
+
+
+def test_a_worker_that_dies(mine: Path, tmp_path: Path) -> None:
+    """The run ends with 3, and the history that did it is among those that are kept."""
+    code, report, _ = ran(
+        mine,
+        "fuzz",
+        "mine:Dies",
+        "--max-windows",
+        "200",
+        "--workers",
+        "2",
+        "--run-dir",
+        str(tmp_path),
+    )
+
+    assert code == 3
+    (reason,) = [why for why in report["inconclusive"] if "worker process died" in why]
+    suspects = sorted(tmp_path.glob("failures/worker-died-*/trace.json"))
+    assert 1 <= len(suspects) <= 2
+    assert all(str(suspect) in reason for suspect in suspects)
+    codes = []
+    for suspect in suspects:
+        process = command(mine, "replay", str(suspect))
+        process.communicate(timeout=SECONDS_MAX)
+        codes.append(process.returncode)
+    assert 9 in codes
+    assert (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "code"), [(BUG, signal.SIGINT, 1), ("sim", signal.SIGTERM, 3)]
+)
+def test_what_was_found_is_kept_when_somebody_stops_it(
+    name: str, stop: signal.Signals, code: int, mine: Path, tmp_path: Path
+) -> None:
+    """Ctrl-C reaches every process of a terminal, SIGTERM the first one; both end it soon."""
+    process = command(
+        mine,
+        "fuzz",
+        name,
+        "--max-time",
+        "300",
+        "--workers",
+        "2",
+        "--run-dir",
+        str(tmp_path),
+        "--json",
+    )
+    deadline = time.monotonic() + SECONDS_MAX
+    while not (tmp_path / "report.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    started = time.monotonic()
+    if stop == signal.SIGINT:
+        os.killpg(process.pid, stop)
+    else:
+        process.send_signal(stop)
+    out, err = process.communicate(timeout=SECONDS_MAX)
+
+    assert time.monotonic() - started < 20  # seen 0.4
+    report = json.loads(out)
+    assert process.returncode == code
+    assert "stopped by hand" in report["inconclusive"]
+    assert report["windows"] > 0
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert bool(list(tmp_path.glob("failures/*/trace.json"))) == (name == BUG)
+
+
+def test_standard_output_is_the_objects_alone(mine: Path, tmp_path: Path) -> None:
+    """Whatever a target prints goes to standard error, from workers and from a replay."""
+    code, report, err = ran(
+        mine,
+        "fuzz",
+        "mine:Prints",
+        "--max-windows",
+        "20",
+        "--workers",
+        "1",
+        "--run-dir",
+        str(tmp_path),
+    )
+
+    assert code == 0
+    assert report["targets"] == ["mine:Prints"]
+    assert "printed by a target" in err
+    assert "printed by its child" in err
+
+
+def test_a_plan_needs_no_directed_history() -> None:
+    """Where there is none, history 0 is random like the others."""
+    plan = plans(resolve("sim"), "cpu")[0]
+    assert isinstance(plan, Plan)
+
+    assert history(plan, 1, 0) != history(plan._replace(directed=False), 1, 0)
