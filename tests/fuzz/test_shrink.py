@@ -355,3 +355,26 @@ def test_the_command_writes_the_smallest_history(
         f"{written['trace']} --target sim:fold-reads-from-row-zero"
     )
     assert written["steps"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shrinks", [True, False], ids=["shrunk", "as found"])
+def test_a_campaign_shrinks_the_first_finding_of_a_kind(shrinks: bool, tmp_path: Path) -> None:
+    """NaN here and a wrong number there become one finding; what was found is kept beside it."""
+    options = ["--max-windows", "300", "--workers", "2", "--run-dir", str(tmp_path), "--json"]
+    if not shrinks:
+        options.append("--no-shrink")
+
+    result = CliRunner().invoke(cli.app, ["fuzz", "sim:fold-reads-from-row-zero", *options])
+
+    report = msgspec.json.decode(result.stdout)
+    first = report["findings"][0]
+    assert result.exit_code == cli.MISMATCH
+    assert sum(finding["histories"] for finding in report["findings"]) == report["mismatches"]
+    if shrinks:
+        assert len(report["findings"]) == 1
+        assert load(first["trace"]).operations == BY_HAND["fold-reads-from-row-zero"]
+        assert steps(load(first["found"])) > first["steps"] == 1
+    else:
+        assert len(report["findings"]) > 1
+        assert first["found"] == ""
