@@ -1,10 +1,12 @@
 """The `compact` protocol: deltas and keys in two parts each, folded inside the commit.
 
 It is `open-loop` with two differences. A record keeps, beside delta and key rounded to the records'
-dtype, what that rounding cut off; their sum is good to twice the digits, so adding deltas up loses
-far less. And the fold is the commit's: once the next window might not fit, all records, those just
-accepted included, go into the checkpoint and the ring starts over behind them. A checkpoint that
-is narrower than float32 is folded at every commit, so the ring holds one window.
+dtype, what that rounding cut off, and the fold adds up both. (The verify reads the high parts
+alone, as the released kernel does, so the next deltas still come from a rounded history: the parts
+gain a factor of a few, where reading both would gain a thousand.) And the fold is the commit's:
+once the next window might not fit, all records, those just accepted included, go into the
+checkpoint and the ring starts over behind them. A checkpoint that is narrower than float32 is
+folded at every commit, so the ring holds one window.
 
 Rings and cursors belong to a *running request*, the checkpoint to its slot. The two are numbered
 apart here, the last place for the first slot, so that taking one for the other shows.
@@ -78,13 +80,14 @@ class Compact(OpenLoop):
         super().record(batch._replace(slots=self.places(batch.slots)), cursors, window, d, k)
 
     def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
-        """Both parts' sum at ring rows `at` [row, L]; zero where not `live`."""
-        parts = [part for part in (name, f"{name}_low") if part in self.memory]
-        places = self.places(slots)
-        return sum(
-            (super(Compact, self).records(part, places, at, live) for part in parts[1:]),
-            start=super().records(name, places, at, live),
-        )
+        """High parts at ring rows `at` [row, L], which is what a verify reads."""
+        return super().records(name, self.places(slots), at, live)
+
+    def summands(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """Both parts' sum, which is what a fold reads."""
+        high = self.records(name, slots, at, live)
+        low = f"{name}_low"
+        return high + self.records(low, slots, at, live) if low in self.memory else high
 
     def cursors(self, slots: Ints) -> Cursors:
         """Cursors of `slots`, int64 [row]."""

@@ -24,7 +24,7 @@ from ringfold.sim import dialects
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Ints, Window
 from ringfold.sim.recurrence import Array
-from ringfold.sim.ring import Ring, transposed
+from ringfold.sim.ring import Mask, Ring, transposed
 
 
 class OpenLoop(Ring):
@@ -40,10 +40,14 @@ class OpenLoop(Ring):
         slots, cursors = slots[due], Cursors(*(c[due] for c in cursors))
         folded = self.positions() < self.fold_count(cursors)[:, None]
         at = self.fold_rows(cursors)
-        d, k, g = (self.records(name, slots, at, folded) for name in ("d", "k", "g"))
+        d, k, g = (self.summands(name, slots, at, folded) for name in ("d", "k", "g"))
         d = d * self.history_decay(g)[..., None]
         faded = np.exp(g.sum(-1))[..., None, None] * self.load_checkpoint(slots)
         self.store_checkpoint(slots, faded + transposed(d) @ self.shared(k))
+
+    def summands(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """Records as the fold reads them; see `Ring.records`."""
+        return self.records(name, slots, at, live)
 
     def kept(self, window: Window, d: Array, k: Array) -> dict[str, Array]:
         """The records of the output path, and no others."""

@@ -53,12 +53,12 @@ class Step(NamedTuple):
     @property
     def folds(self) -> Mask:
         """Rows whose records go into the checkpoint in this step."""
-        return self.folded > 0
+        return np.asarray(self.folded > 0)
 
     @property
     def plain(self) -> Mask:
         """Rows that do not fold in this step."""
-        return self.folded == 0
+        return np.asarray(self.folded == 0)
 
 
 class Situation(NamedTuple):

@@ -86,7 +86,7 @@ class SglangRecurrent(ReleasedTarget):
     dialect = SNAPSHOTS_DIALECT
     precision = IEEE
     padding_slots = (-1,)  # its kernel knows no null slot: 0 is a request's
-    files = (RECURRENT,)
+    files: tuple[str, ...] = (RECURRENT,)
 
     def launch_verify(
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor

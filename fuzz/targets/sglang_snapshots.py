@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SglangSnapshots(Tracks, Places, SglangRecurrent):
     """`snapshots`: verify, scatter and plain decode of one release, judged for themselves."""
 
-    files = (RECURRENT, SCATTER)
+    files: tuple[str, ...] = (RECURRENT, SCATTER)
 
     def launch_verify(
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
@@ -95,7 +95,7 @@ def as_if_on_cuda(device: str) -> Iterator[None]:
     if device == "cuda":
         yield
         return
-    torch.Tensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment, method-assign]
+    torch.Tensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
     try:
         yield
     finally:
