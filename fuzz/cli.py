@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final, NoReturn, cast, get_args
 
 import msgspec
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,15 @@ from ringfold.fuzz.campaign import Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.commands.simulate import simulate
-from ringfold.fuzz.console import AsJson, err, json_only, out, print_json, progress_display
+from ringfold.fuzz.console import (
+    AsJson,
+    err,
+    json_only,
+    out,
+    print_json,
+    print_table,
+    progress_display,
+)
 from ringfold.fuzz.explore import Explored
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.hunt import plans as plans_of
@@ -316,10 +323,7 @@ def explain(
             cells = ["", ""]
         if line.failed:
             table.add_row("", f"^ here: {', '.join(line.failed)}", *[""] * 6, style="bold red")
-    # As wide as it is: a ring that is folded can't be read.
-    natural = Measurement.get(out, out.options.update(max_width=10_000), table).maximum
-    out.width = max(out.width, natural)
-    out.print(table)
+    print_table(table)
 
 
 # ------------------------------------------------------------------ targets
@@ -336,8 +340,9 @@ def targets_list(context: typer.Context, as_json: AsJson = False) -> None:
         return
     table = Table("target", "", "about", box=None, pad_edge=False)
     for row in listed:
-        table.add_row(row.name, f"missing: {row.remedy}" if row.remedy else "here", row.about)
-    out.print(table, markup=False)
+        here = f"missing: {row.remedy}" if row.remedy else "here"
+        table.add_row(*map(Text, (row.name, here, row.about)))
+    print_table(table)
 
 
 @targets_app.command("add")

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final, TextIO
 import msgspec
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 out: Final = Console(highlight=False, soft_wrap=True)
 err: Final = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -26,6 +28,13 @@ def progress_display() -> Progress:
         console=err,
         transient=True,
     )
+
+
+def print_table(table: Table) -> None:
+    """As wide as it is, whatever the terminal: lines that are folded can't be read or pasted."""
+    natural = Measurement.get(out, out.options.update(max_width=10_000), table).maximum
+    out.width = max(out.width, natural)
+    out.print(table)
 
 
 _for_json: TextIO | None = None

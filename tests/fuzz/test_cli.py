@@ -1,0 +1,350 @@
+"""The command line: exit codes, what goes to which stream, and messages that say what to do.
+
+Every command is run as a user runs it, in a process of its own. With `--json`, standard output must
+be one JSON object and nothing else, whatever happens; without, an error leaves it empty. The exit
+codes are those of the README: 0 agree, 1 mismatch, 2 usage, 3 inconclusive, 70 internal error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ringfold.fuzz import campaign, cli, failures
+from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
+from ringfold.sim.setup import Geometry, Setup
+
+BUG = "sim:fold-reads-from-row-zero"
+HISTORY = Trace(
+    setup=Setup("ring", Geometry(1, 2, 16, 8), ring=8, window=2, slots=3),
+    payload=PayloadSpec(3, "slow-decay"),
+    operations=(
+        Admit(request=0, tag=1),
+        *(
+            operation
+            for tag in range(2, 12)
+            for operation in (
+                Verify(tag=tag, rows=(0,), lengths=(2,)),
+                Commit(tag=tag, accepted=(2,)),
+            )
+        ),
+    ),
+)
+
+
+class Ran:
+    """One command: its exit code and both streams."""
+
+    def __init__(self, *arguments: str, cwd: Path, **environment: str) -> None:
+        run = subprocess.run(
+            [sys.executable, "-m", "ringfold", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+        )
+        self.code, self.out, self.err = run.returncode, run.stdout, run.stderr
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The one object on standard output."""
+        assert self.out.count("\n") == 1
+        value: dict[str, Any] = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A folder with a trace that agrees, one of a failure, and one that is no trace."""
+    found = campaign.walk(HISTORY, resolve(BUG)).mismatches
+    failure = failures.as_failure(msgspec.structs.replace(HISTORY, target=BUG), found, {})
+    save(failure, tmp_path / "failing.json")
+    save(HISTORY, tmp_path / "agreeing.json")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "trace.json").write_text('{"ringfold_trace": 1, "setup": ' + "[" * 9999)
+    return tmp_path
+
+
+HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiactl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("fuzz nobody", 2, "is unknown: type `ringfold targets`"),
+        ("fuzz nobody.here:Kernel", 2, "can't be imported"),
+        ("fuzz sim:no-bug", 2, "no bug named 'no-bug' is planted"),
+        ("fuzz sim --geometry 1,2,3", 2, "is not four integers H,HV,K,V such as 1,2,32,32"),
+        ("fuzz sim --geometry 2,3,8,8", 2, "value_heads is 3, but must be a multiple of heads = 2"),
+        ("fuzz sim --ring 6", 2, "ring is 6, but must be a power of two"),
+        ("fuzz sim --ring 8 --window 5", 2, "lengthen the ring to 16 or shorten the window to 4"),
+        ("fuzz sim --dtype float64", 2, "is not one of float32, bfloat16, float16"),
+        ("fuzz sim --dead zombie", 2, "is not leave, garbage or nan"),
+        ("fuzz sim --device tpu", 2, "is neither cpu nor cuda"),
+        ("fuzz sim --max-windows 0", 2, "--max-windows"),
+        ("fuzz sglang==0.5.16", 3, "type `ringfold targets add sglang==0.5.16`"),
+        ("explain nowhere.json", 2, "nowhere.json: does not exist: check the path"),
+        ("explain broken/trace.json", 2, "broken/trace.json: "),
+        ("replay empty", 2, "empty: holds no trace (*.json): name a trace or a folder of them"),
+        ("targets add sglang", 2, "is not written name==version, such as sglang==0.5.16"),
+        ("nonsense", 2, "No such command"),
+        pytest.param(
+            "fuzz triton --dtype bfloat16",
+            2,
+            "use float16 or float32, or --device cuda",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("triton") is None, reason="needs triton"
+            ),
+        ),
+        pytest.param(
+            "fuzz sim --device cuda",
+            3,
+            "--device cuda",
+            marks=pytest.mark.skipif(HAS_CUDA, reason="there is a GPU"),
+        ),
+    ],
+)
+def test_an_error_is_one_sentence(arguments: str, code: int, said: str, traces: Path) -> None:
+    """On standard error in a line of its own; with `--json` also as the object."""
+    (traces / "empty").mkdir()
+    nothing = {"RINGFOLD_CACHE": str(traces / "cache"), "RINGFOLD_WHEELS": ""}
+
+    ran = Ran(*arguments.split(), "--json", cwd=traces, **nothing)
+
+    assert ran.code == code
+    assert ran.object["exit"] == code
+    assert said in ran.object["error"]
+    assert f"ringfold: {ran.object['error']}" in ran.err.splitlines()
+    assert "Traceback" not in ran.err
+
+
+def test_without_json_an_error_leaves_standard_output_empty(tmp_path: Path) -> None:
+    """So that it can be piped."""
+    ran = Ran("fuzz", "sim", "--ring", "6", cwd=tmp_path)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("ringfold: ring is 6")
+
+
+class TestFuzz:
+    """`ringfold fuzz`."""
+
+    def test_agreeing_is_0(self, tmp_path: Path) -> None:
+        """And the object says what was done."""
+        arguments = ("fuzz", "sim", "--max-windows", "150", "--seed", "7", "--workers", "1")
+
+        ran = Ran(*arguments, "--json", cwd=tmp_path)
+
+        report = ran.object
+        assert ran.code == 0
+        assert report["targets"] == ["sim"]
+        assert report["seed"] == 7
+        assert report["windows"] >= 150
+        assert report["mismatches"] == 0
+        assert report["situations"]["fold straddles the wrap"] > 0
+        assert report["missed"] == report["inconclusive"] == []
+        assert list(tmp_path.iterdir()) == []  # no run folder was named, and nothing failed
+
+    def test_a_mismatch_is_1_and_the_line_replays_it(self, tmp_path: Path) -> None:
+        """Text for a person: situations, checks, the sentence, and the line to type."""
+        ran = Ran("fuzz", BUG, "--max-windows", "100", "--workers", "1", cwd=tmp_path)
+
+        assert ran.code == 1
+        assert "all accepted after a fold" in ran.out
+        assert f"{BUG}: " in ran.out
+        (line,) = [x for x in ran.out.splitlines() if x.startswith("reproduce: ringfold replay ")][
+            :1
+        ]
+        again = Ran(*line.split()[2:], cwd=tmp_path)
+        assert again.code == 1
+        assert again.out.startswith("FAILED")
+
+    def test_what_is_fixed_is_what_is_run(self, tmp_path: Path) -> None:
+        """Geometry, ring, window and dtype."""
+        fixed = ("--geometry", "1,3,16,8", "--ring", "16", "--window", "3", "--dtype", "bfloat16")
+        ran = Ran("fuzz", *fixed, "--max-windows", "5", "--workers", "1", "--json", cwd=tmp_path)
+
+        setups = [tally["setup"] for tally in ran.object["configurations"]]
+        assert ran.object["targets"] == ["sim"]
+        assert all(
+            setup.startswith("ring H=1 HV=3 K=16 V=8 L=16 T=3 bfloat16/bfloat16/float32")
+            for setup in setups
+        )
+        assert len(setups) == 2
+
+    def test_too_little_is_3(self, tmp_path: Path) -> None:
+        """A run that did not reach what can be reached proves less than it was asked to."""
+        ran = Ran("fuzz", "sim", "--max-time", "0", "--workers", "1", "--json", cwd=tmp_path)
+
+        assert ran.code == 3
+        assert "fold" in ran.object["missed"]
+        assert "give it more time or windows" in ran.object["inconclusive"][0]
+
+
+class TestReplay:
+    """`ringfold replay`."""
+
+    def _outcomes(self, ran: Ran) -> dict[str, str]:
+        return {Path(one["trace"]).name: one["outcome"] for one in ran.object["traces"]}
+
+    def test_the_worst_outcome_decides(self, traces: Path) -> None:
+        """FAILED before ERROR before MISSING before the rest; a folder is every trace in it."""
+        everything = Ran("replay", ".", "--json", cwd=traces)
+        assert everything.code == 1
+        assert self._outcomes(everything) == {
+            "agreeing.json": "AGREES",
+            "failing.json": "FAILED",
+            "trace.json": "ERROR",
+        }
+
+        right = Ran("replay", ".", "--target", "sim", "--json", cwd=traces)
+        assert right.code == 2
+        assert self._outcomes(right)["failing.json"] == "FIXED"
+
+        fixed = Ran("replay", "failing.json", "--target", "sim", "--json", cwd=traces)
+        assert fixed.code == 0
+        assert "agrees now" in fixed.object["traces"][0]["changed"]
+
+        nowhere = {"RINGFOLD_CACHE": str(traces / "cache"), "RINGFOLD_WHEELS": ""}
+        missing = Ran(
+            *("replay", "agreeing.json", "--target", "sglang==0.5.16", "--json"),
+            cwd=traces,
+            **nowhere,
+        )
+        assert missing.code == 3
+        assert self._outcomes(missing) == {"agreeing.json": "MISSING"}
+
+    def test_as_text(self, traces: Path) -> None:
+        """A line a trace, and the mark where the outcome changed."""
+        ran = Ran("replay", "failing.json", "agreeing.json", "--target", "sim", cwd=traces)
+
+        first, mark, last = ran.out.splitlines()
+        assert ran.code == 0
+        assert first.startswith("FIXED   failing.json on sim: ")
+        assert mark.startswith("      > operation ")
+        assert last.startswith("AGREES  agreeing.json on sim: ")
+
+
+class TestExplain:
+    """`ringfold explain`."""
+
+    def test_as_text(self, traces: Path) -> None:
+        """A row an operation, the ring whole, and the place that failed."""
+        ran = Ran("explain", "failing.json", cwd=traces, COLUMNS="40")
+
+        lines = [line.rstrip() for line in ran.out.splitlines()]
+        assert ran.code == 0
+        assert lines[2].split() == ["operation", "request", "pos", "base", "flush", "ring"]
+        assert lines[3].split() == ["0", "admit", "0", "0", "seated", "0", "0", "0", "........"]
+        assert any(
+            line.endswith("window of 2, folds  6    0     1      ffffffww") for line in lines
+        )
+        assert any("^ here: " in line for line in lines)
+
+    def test_as_an_object(self, traces: Path) -> None:
+        """The same as data."""
+        told = Ran("explain", "agreeing.json", "--json", cwd=traces).object
+
+        assert told["trace"] == "agreeing.json"
+        assert told["setup"]["ring"] == 8
+        assert len(told["operations"]) == len(HISTORY.operations)
+        assert told["operations"][2]["lanes"][0]["ring"] == "##......"
+
+
+def test_targets(tmp_path: Path) -> None:
+    """What is here, and for what is missing what to type."""
+    nowhere = {"RINGFOLD_CACHE": str(tmp_path), "RINGFOLD_WHEELS": ""}
+
+    listed = {
+        row["name"]: row
+        for row in Ran("targets", "--json", cwd=tmp_path, **nowhere).object["targets"]
+    }
+    text = Ran("targets", cwd=tmp_path, **nowhere).out
+
+    assert listed["sim"]["remedy"] == ""
+    assert listed["sglang==0.5.16"]["remedy"] == "ringfold targets add sglang==0.5.16"
+    assert "missing: ringfold targets add sglang==0.5.16" in text
+    assert all(name in text for name in listed)
+
+
+def commands() -> list[list[str]]:
+    """Every command that the program has."""
+    names = [
+        [str(c.name or c.callback.__name__)] for c in cli.app.registered_commands if c.callback
+    ]
+    return [*names, ["targets"], ["targets", "add"]]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_has_help_and_takes_json(command: list[str], tmp_path: Path) -> None:
+    """A sentence and its options, on standard output."""
+    ran = Ran(*command, "--help", cwd=tmp_path)
+
+    assert ran.code == 0
+    assert f"Usage: python -m ringfold {' '.join(command)}" in ran.out
+    assert "--json" in ran.out
+    assert ran.err == ""
+
+
+def test_help_is_quick_to_come(tmp_path: Path) -> None:
+    """It needs neither torch nor triton, whose import takes seconds."""
+    script = (
+        "import sys\n"
+        "from ringfold.fuzz import cli\n"
+        "sys.argv = ['ringfold', '--help']\n"
+        "try:\n"
+        "    cli.main()\n"
+        "finally:\n"
+        "    slow = {'torch', 'triton', 'matplotlib'} & set(sys.modules)\n"
+        "    assert not slow, slow\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert "Usage" in run.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    """One line."""
+    from ringfold import __version__
+
+    assert Ran("--version", cwd=tmp_path).out == f"ringfold {__version__}\n"
+
+
+def test_an_error_of_ours_is_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the traceback, and no claim about the target."""
+
+    def broken(*arguments: object) -> None:
+        raise LookupError("lost")
+
+    monkeypatch.setattr("ringfold.fuzz.targets.registry.resolve", broken)
+    monkeypatch.setattr(sys, "argv", ["ringfold", "fuzz", "sim"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    told = capsys.readouterr()
+    assert left.value.code == 70
+    assert "internal error, please report it: LookupError('lost')" in told.err
+    assert "Traceback" in told.err
+    assert told.out == ""
