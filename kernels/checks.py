@@ -131,9 +131,8 @@ def check_ring_length(L: int, T: int) -> None:
     require(T >= 1, f"max_spec_len is {T}; it must be at least 1")
     require(
         L >= 1 and L & (L - 1) == 0,
-        f"max_cache_len is {L}; the ring's length must be a power of two: use {1 << L.bit_length()}"
-        if L > 0
-        else f"max_cache_len is {L}; the ring's length must be a power of two",
+        f"max_cache_len is {L}; the ring's length must be a power of two: "
+        f"use {1 << max(0, L).bit_length()}",
     )
     require(
         2 * T <= L,
@@ -142,7 +141,9 @@ def check_ring_length(L: int, T: int) -> None:
     )
 
 
-def check_cursors(write_pos: torch.Tensor, cache_base: torch.Tensor, is_flush: torch.Tensor) -> None:
+def check_cursors(
+    write_pos: torch.Tensor, cache_base: torch.Tensor, is_flush: torch.Tensor
+) -> None:
     """Check the cursors, one entry a slot."""
     for name, x, allowed in (
         ("write_pos", write_pos, (torch.int32,)),

@@ -47,7 +47,7 @@ def store_unit_keys(
 @triton.jit
 def fold_records(
     h, units, rawv, g, beta, base, count, o_v,
-    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr = 3,
+    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """Carry the tile `h` over the `count` oldest records of a ring, in order.
 
@@ -55,7 +55,7 @@ def fold_records(
     to ring row 0 of this head.  The oldest record lies at row `base`.  The loop is pipelined:
     records are copied to shared memory two ahead.
     """
-    for t in tl.range(0, count, num_stages=STAGES):
+    for t in tl.range(0, count, num_stages=3):
         row = (base + t) & (L - 1)
         k_t = load_row(units + t * K, K)
         v_t = load_values(rawv + row * V, o_v, V)
@@ -172,7 +172,7 @@ def gdn_exact_fold(
     rows = ssm_state_indices.shape[0]
     if rows == 0:
         return
-    tile = Tile.of(V) if tile is None else tile
+    tile = Tile.of(V, K) if tile is None else tile
     block_l = max(16, L)
     units = rawk_cache.new_empty((rows, H, block_l, K), dtype=torch.float32)
     unit_keys_kernel[(H, rows)](

@@ -64,7 +64,7 @@ def recurrent_kernel(
         length = tl.minimum(length, tl.load(walked + i_n * stride_walked).to(tl.int32))
     if slot <= NULL:
         if OUTPUT:
-            for t in range(0, length):
+            for t in range(length):
                 p = out + (begin + t) * stride_o + i_hv * V + o_v
                 tl.store(p, tl.zeros([BLOCK_V], tl.float32).to(out.dtype.element_ty), mask=mask_v)
         return
@@ -75,7 +75,7 @@ def recurrent_kernel(
     h = load_state(head, o_v, K, V, WHOLE)
     decay_rate = tl.load(A_log + i_hv).to(tl.float32)
     bias = tl.load(dt_bias + i_hv).to(tl.float32)
-    for t in range(0, length):
+    for t in range(length):
         token = begin + t
         k_t = unit_rows(load_row(k + token * stride_k + i_h * stride_kh, K), K, NORM)
         v_t = tl.load(v + token * stride_v + i_hv * stride_vh + o_v, mask=mask_v, other=0.0)
@@ -169,7 +169,7 @@ def gdn_recurrent_verify(
         check_dtype("num_accepted", num_accepted, INTEGERS)
     if rows == 0:
         return
-    tile = Tile.of(V) if tile is None else tile
+    tile = Tile.of(V, K) if tile is None else tile
     recurrent_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
         q, k, v, a, b, A_log, dt_bias, out,
         checkpoint_state, snapshots, snapshot_indices,

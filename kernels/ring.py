@@ -6,6 +6,10 @@ it is multiplied with the window's queries and keys, and the plan of the window 
 turns the products into outputs and new records.
 """
 
+# A kernel's tuples grow in unrolled loops, and Triton's compiler knows no starred expressions.
+# mypy: disable-error-code="assignment,misc"
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 import functools
@@ -32,6 +36,7 @@ from ringfold.kernels.state import (
     COMPILE_OPTIONS,
     Tile,
     align_bytes,
+    hold,
     load_state,
     store_state,
     whole_state,
@@ -40,6 +45,82 @@ from ringfold.kernels.window import plan_kernel
 
 LAUNCH_MODES = ("both", "verify", "flush")
 DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
+
+
+@triton.jit
+def finish(
+    h, head, history, q, k, v, out, plan, d_ring, rawv_ring, o_v, length, count, base,
+    stride_q, stride_k, stride_v, stride_o,
+    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, T: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+    FOLDED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """From the tile `h` and `history` records before the window: outputs, d and raw v.
+
+    Pointers lead to the window's first token, to ring row 0 and to the plan of this head.
+    """
+    o_x = tl.arange(0, 2 * BLOCK_T)  # columns: queries, then keys
+    is_key = o_x >= BLOCK_T
+    t_x = o_x % BLOCK_T
+    o_c = tl.arange(0, BLOCK_L)
+    o_k = tl.arange(0, BLOCK_K)
+    mask_v = o_v < V
+    fitting = tl.minimum(tl.minimum(length, T), L - count)
+    live_x = t_x < fitting
+    mask_live = mask_v[:, None] & live_x[None, :]
+    mask_new = mask_live & is_key[None, :]
+    row_x = (base + count + t_x) & (L - 1)
+    row_c = (base + o_c) & (L - 1)
+    is_old = o_c < history
+
+    table = plan + o_x
+    m_c = tl.load(table[None, :] + (2 + BLOCK_T + o_c[:, None]) * (2 * BLOCK_T))
+    p_d = d_ring + row_c[None, :] * V + o_v[:, None]
+    d_c = tl.load(p_d, mask=mask_v[:, None] & is_old[None, :], other=0.0)
+    p_v = v + t_x[None, :] * stride_v + o_v[:, None]
+    v_x = tl.load(p_v, mask=mask_new, other=0.0)
+    p_x = tl.where(is_key, k + t_x * stride_k, q + t_x * stride_q)[:, None] + o_k[None, :]
+    x = tl.load(p_x, mask=live_x[:, None] & (o_k < K)[None, :], other=0.0)
+    state_x = tl.load(table)
+    value_x = tl.load(table + 2 * BLOCK_T)
+    w = ()
+    for j in tl.static_range(BLOCK_T):
+        w = w + (tl.load(table + (2 + j) * (2 * BLOCK_T)),)
+    if FOLDED:
+        s = whole_state(h, K)
+    else:
+        p_s = head + o_v[:, None] * K + o_k[None, :]
+        if WHOLE:
+            s = tl.load(p_s).to(tl.float32)
+        else:
+            s = tl.load(p_s, mask=mask_v[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
+
+    tl.debug_barrier()  # nothing asked for above is asked for later
+    x, d_c, m_c = hold(x, COMPILED), hold(d_c, COMPILED), hold(m_c, COMPILED)
+    if not FOLDED:
+        s = hold(s, COMPILED)
+
+    # The columns of y become, one token after the other, outputs (queries) and d (keys).
+    y = tl.dot(s, tl.trans(x.to(tl.float32)), input_precision=PRECISION)
+    y = tl.dot(d_c.to(tl.float32), m_c, y * state_x[None, :], input_precision=PRECISION)
+    y += value_x[None, :] * v_x.to(tl.float32)
+    for j in tl.static_range(BLOCK_T):
+        d_j = tl.sum(tl.where((o_x == BLOCK_T + j)[None, :], y, 0.0), 1)
+        y += d_j[:, None] * w[j][None, :]
+
+    p_new = row_x[None, :] * V + o_v[:, None]
+    tl.store(rawv_ring + p_new, v_x.to(rawv_ring.dtype.element_ty), mask=mask_new)
+    if out.dtype.element_ty == d_ring.dtype.element_ty:
+        p_y = tl.where(is_key, d_ring + row_x * V, out + t_x * stride_o)
+        tl.store(p_y[None, :] + o_v[:, None], y.to(out.dtype.element_ty), mask=mask_live)
+    else:
+        mask_out = mask_live & (o_x < BLOCK_T)[None, :]
+        p_o = out + t_x[None, :] * stride_o + o_v[:, None]
+        tl.store(p_o, y.to(out.dtype.element_ty), mask=mask_out)
+        tl.store(d_ring + p_new, y.to(d_ring.dtype.element_ty), mask=mask_new)
+    for t in range(fitting, length):  # longer than promised: loud, not wrong
+        nan = tl.full(o_v.shape, float("nan"), tl.float32).to(out.dtype.element_ty)
+        tl.store(out + t * stride_o + o_v, nan, mask=mask_v)
 
 
 @triton.jit(do_not_specialize=["stride_state"])
@@ -55,7 +136,7 @@ def ring_verify_kernel(
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
     NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_V` rows of one head of one request; grid `(V tiles * HV, rows)`."""
     n_v: tl.constexpr = tl.cdiv(V, BLOCK_V)
@@ -63,12 +144,6 @@ def ring_verify_kernel(
     i_n = tl.program_id(1)
     i_h = i_hv // (HV // H)
     o_v = (tl.program_id(0) % n_v) * BLOCK_V + tl.arange(0, BLOCK_V)
-    mask_v = o_v < V
-    o_x = tl.arange(0, 2 * BLOCK_T)  # columns: queries, then keys
-    is_key = o_x >= BLOCK_T
-    t_x = o_x % BLOCK_T
-    o_c = tl.arange(0, BLOCK_L)
-    o_k = tl.arange(0, BLOCK_K)
 
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
     begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
@@ -77,81 +152,50 @@ def ring_verify_kernel(
     if slot <= NULL:
         if PLAIN:
             zero = tl.zeros([BLOCK_V], tl.float32).to(out.dtype.element_ty)
-            for t in range(0, length):
-                tl.store(out + t * stride_o + o_v, zero, mask=mask_v)
+            for t in range(length):
+                tl.store(out + t * stride_o + o_v, zero, mask=o_v < V)
         return
+    head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
     flush = tl.load(is_flush + slot) != 0
     if (flush and not FOLDING) or (not flush and not PLAIN):
         return
-
-    head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
-    h = load_state(head, o_v, K, V, WHOLE)
     count = tl.load(write_pos + slot)
     base = tl.load(cache_base + slot)
+    q += begin * stride_q + i_h * stride_qh
+    k += begin * stride_k + i_h * stride_kh
+    v += begin * stride_v + i_hv * stride_vh
+    ROWS: tl.constexpr = 2 + BLOCK_T + BLOCK_L
+    plan += (i_n.to(tl.int64) * HV + i_hv) * (ROWS * 2 * BLOCK_T)
+    d_ring += slot * stride_d + i_hv * L * V
     rawv_ring += slot * stride_rawv + i_hv * L * V
-    if FOLDING:
-        if flush:
-            if OVERLAP:
-                tl.extra.cuda.gdc_wait()
+
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    # Each branch ends by itself: joined, they would have to wait for the state before they ask
+    # for anything else.
+    if flush:
+        if FOLDING:
             h = fold_records(
-                h,
+                load_state(head, o_v, K, V, WHOLE),
                 units + (i_n.to(tl.int64) * H + i_h) * BLOCK_L * K,
                 rawv_ring,
                 g_ring + slot * stride_g + i_hv * L,
                 beta_ring + slot * stride_beta + i_hv * L,
-                base, count, o_v, K, V, L, STAGES,
+                base, count, o_v, K, V, L,
             )  # fmt: skip
             store_state(head, h, o_v, K, V, WHOLE)
-
-    # While the state is on its way, ask for the rest.
-    d_ring += slot * stride_d + i_hv * L * V
-    fitting = tl.minimum(tl.minimum(length, T), L - count)
-    live_x = t_x < fitting
-    mask_live = mask_v[:, None] & live_x[None, :]
-    mask_new = mask_live & is_key[None, :]
-    row_x = (base + count + t_x) & (L - 1)
-    token_q = q + (begin + t_x) * stride_q + i_h * stride_qh
-    token_k = k + (begin + t_x) * stride_k + i_h * stride_kh
-    p_x = tl.where(is_key, token_k, token_q)[:, None] + o_k[None, :]
-    x = tl.load(p_x, mask=live_x[:, None] & (o_k < K)[None, :], other=0.0)
-    token_v = v + (begin + t_x) * stride_v + i_hv * stride_vh
-    v_x = tl.load(token_v[None, :] + o_v[:, None], mask=mask_new, other=0.0)
-    is_old = o_c < tl.where(flush, 0, count)
-    row_c = (base + o_c) & (L - 1)
-    p_d = d_ring + row_c[None, :] * V + o_v[:, None]
-    d_c = tl.load(p_d, mask=mask_v[:, None] & is_old[None, :], other=0.0)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    ROWS: tl.constexpr = 2 + BLOCK_T + BLOCK_L
-    table = plan + ((i_n.to(tl.int64) * HV + i_hv) * ROWS) * (2 * BLOCK_T) + o_x
-    m_c = tl.load(table[None, :] + (2 + BLOCK_T + o_c[:, None]) * (2 * BLOCK_T))
-    state_x = tl.load(table)
-    value_x = tl.load(table + 2 * BLOCK_T)
-    w = ()
-    for j in tl.static_range(BLOCK_T):
-        w = w + (tl.load(table + (2 + j) * (2 * BLOCK_T)),)
-
-    # The columns of y become, one token after the other, outputs (queries) and d (keys).
-    y = tl.dot(whole_state(h, K), tl.trans(x.to(tl.float32)), input_precision=PRECISION)
-    y = tl.dot(d_c.to(tl.float32), m_c, y * state_x[None, :], input_precision=PRECISION)
-    y += value_x[None, :] * v_x.to(tl.float32)
-    for j in tl.static_range(BLOCK_T):
-        d_j = tl.sum(tl.where((o_x == BLOCK_T + j)[None, :], y, 0.0), 1)
-        y += d_j[:, None] * w[j][None, :]
-
-    for t in range(fitting, length):  # longer than promised: loud, not wrong
-        nan = tl.full([BLOCK_V], float("nan"), tl.float32).to(out.dtype.element_ty)
-        tl.store(out + t * stride_o + o_v, nan, mask=mask_v)
-    p_new = row_x[None, :] * V + o_v[:, None]
-    tl.store(rawv_ring + p_new, v_x.to(rawv_ring.dtype.element_ty), mask=mask_new)
-    if out.dtype.element_ty == d_ring.dtype.element_ty:
-        p_y = tl.where(is_key, d_ring + row_x * V, out + t_x * stride_o)
-        tl.store(p_y[None, :] + o_v[:, None], y.to(out.dtype.element_ty), mask=mask_live)
-    else:
-        mask_out = mask_live & (o_x < BLOCK_T)[None, :]
-        p_o = out + t_x[None, :] * stride_o + o_v[:, None]
-        tl.store(p_o, y.to(out.dtype.element_ty), mask=mask_out)
-        tl.store(d_ring + p_new, y.to(d_ring.dtype.element_ty), mask=mask_new)
+            finish(
+                h, head, 0, q, k, v, out, plan, d_ring, rawv_ring, o_v, length, count, base,
+                stride_q, stride_k, stride_v, stride_o,
+                K, V, L, T, BLOCK_L, BLOCK_T, BLOCK_K, True, WHOLE, PRECISION, OVERLAP,
+            )  # fmt: skip
+    elif PLAIN:
+        finish(
+            (), head, count, q, k, v, out, plan, d_ring, rawv_ring, o_v, length, count, base,
+            stride_q, stride_k, stride_v, stride_o,
+            K, V, L, T, BLOCK_L, BLOCK_T, BLOCK_K,
+            False, WHOLE and K == BLOCK_K, PRECISION, OVERLAP,
+        )  # fmt: skip
 
 
 @functools.cache
@@ -187,25 +231,70 @@ def gdn_replayssm_spec_decode(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = True,
     null_block_id: int = 0,
-    block_v: int | None = None,
-    num_warps: int | None = None,
+    block_v: int = 64,
+    num_warps: int = 1,
     num_stages: int = 2,
     nk: int = 2,
     bs_min: int = 4,
-    block_v_flush: int | None = None,
-    num_warps_flush: int | None = None,
+    block_v_flush: int = 64,
+    num_warps_flush: int = 1,
     num_stages_flush: int = 2,
     nk_flush: int = 2,
     launch_mode: str = "both",
     dot_precision: str = "tf32",
     *,
     tile: Tile | None = None,
-    maxnreg: int | None = None,
-    plan_warps: int = 1,
-    plan_reg: int | None = None,
-    stages: int = 3,
-    pdl: bool | None = None,
 ) -> torch.Tensor:
+    """Verify every row's window of drafted tokens, folding first where the flag is set.
+
+    Takes the arguments of SGLang 0.5.16's function of this name and does what that does, to the
+    same buffers: one import swaps it in.  The folded checkpoint has the bits that
+    `gdn_recurrent_verify` leaves.  Nothing waits for the device, so the call can be captured in
+    a CUDA graph; cursors are read when it runs.
+
+    Args:
+        q: `[tokens, H, K]`, after the convolution; the windows of all rows, packed.
+        k: `[tokens, H, K]`.
+        v: `[tokens, HV, V]`.
+        a: `[tokens, HV]`, input of the gate.
+        b: `[tokens, HV]`, logit of beta.
+        A_log: `[HV]`.
+        dt_bias: `[HV]`.
+        checkpoint_state: `[slots, HV, V, K]`, fp32 for exactness; written on flushing rows.
+        d_cache: `[slots, HV, L, V]`, what each record wrote.
+        k_cache: `[slots, H, L, K]`, its normalised key.
+        g_cache: `[slots, HV, L]` fp32, its log decay.
+        rawv_cache: `[slots, HV, L, V]`, its v; of the activations' dtype or fp32.
+        rawk_cache: `[slots, H, L, K]`, its raw key; likewise.
+        beta_cache: `[slots, HV, L]` fp32.
+        out: `[tokens, HV, V]`, written and returned.
+        query_start_loc: `[rows + 1]`; row `r` owns tokens `query_start_loc[r : r + 2]`.
+        ssm_state_indices: `[rows]`, the slot of each row.
+        write_pos: `[slots]` int32, records in the history.
+        cache_base: `[slots]` int32, ring row of the oldest record.
+        is_flush: `[slots]` int8, whether to fold.
+        max_cache_len: L, the ring's length, a power of two.
+        max_spec_len: T, the longest window; `2 T <= L`.  The outputs of tokens past it are NaN.
+        scale: of q; None means `K ** -0.5`.
+        use_qk_l2norm_in_kernel: normalise q and k.
+        null_block_id: slots at or under it are padding: outputs zero, nothing touched.
+        block_v: this and what follows to `nk_flush` tune SGLang's kernels; without effect here.
+        num_warps: see `block_v`.
+        num_stages: see `block_v`.
+        nk: see `block_v`.
+        bs_min: see `block_v`.
+        block_v_flush: see `block_v`.
+        num_warps_flush: see `block_v`.
+        num_stages_flush: see `block_v`.
+        nk_flush: see `block_v`.
+        launch_mode: `"verify"` leaves flushing rows out, `"flush"` all others, `"both"` none.
+        dot_precision: of the outputs' dots, `"tf32"`, `"tf32x3"` or `"ieee"`; never of the fold.
+        tile: how to cut the work; any tile gives the same bits.
+
+    Raises:
+        ValueError: a ring too short for two windows, more tokens than the windows can hold, or a
+            shape, dtype, stride or address that the kernels cannot take.
+    """
     unit = check_state("checkpoint_state", checkpoint_state)
     check_inputs(q, k, v, a, b, A_log, dt_bias, checkpoint_state)
     rows = check_rows(query_start_loc, ssm_state_indices)
@@ -226,12 +315,15 @@ def gdn_replayssm_spec_decode(
         f"{k.shape[0]} tokens in {rows} rows; with max_spec_len={T} there can be {rows * T}: "
         f"pass the longest window as max_spec_len",
     )
-    require(launch_mode in LAUNCH_MODES, f"launch_mode is {launch_mode!r}; it must be one of {LAUNCH_MODES}")
-    require(dot_precision in DOT_PRECISIONS, f"dot_precision is {dot_precision!r}; it must be one of {DOT_PRECISIONS}")
+    for name, choice, choices in (
+        ("launch_mode", launch_mode, LAUNCH_MODES),
+        ("dot_precision", dot_precision, DOT_PRECISIONS),
+    ):
+        require(choice in choices, f"{name} is {choice!r}; it must be one of {choices}")
     if rows == 0:
         return out
-    tile = Tile.of(V) if tile is None else tile
-    overlap = can_overlap(q.device) if pdl is None else pdl
+    tile = Tile.of(V, K) if tile is None else tile
+    overlap = can_overlap(q.device)
     block_t = max(4, triton.next_power_of_2(T))
     block_l = max(16, L)
     common = dict(
@@ -243,7 +335,7 @@ def gdn_replayssm_spec_decode(
     )  # fmt: skip
     plan = q.new_empty((rows, HV, 2 + block_t + block_l, 2 * block_t), dtype=torch.float32)
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
-    group = 2 if HV // H % 2 == 0 else 1
+    group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
     plan_kernel[(HV // group, rows)](
         q, k, a, b, A_log, dt_bias, plan, units,
         k_cache, g_cache, rawk_cache, beta_cache,
@@ -252,7 +344,7 @@ def gdn_replayssm_spec_decode(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
         k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
-        GROUP=group, NORM=use_qk_l2norm_in_kernel, num_warps=plan_warps, maxnreg=plan_reg, **common,
+        GROUP=group, NORM=use_qk_l2norm_in_kernel, num_warps=1, **common,
     )  # fmt: skip
     ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
         q, k, v, out, plan, units,
@@ -264,7 +356,7 @@ def gdn_replayssm_spec_decode(
         rawv_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
         V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
-        WHOLE=tile.covers(V, K), num_warps=tile.warps, STAGES=stages, launch_pdl=overlap, maxnreg=maxnreg, **common,
+        WHOLE=tile.covers(V, K), num_warps=tile.warps, launch_pdl=overlap, **common,
     )  # fmt: skip
     return out
 

@@ -7,6 +7,10 @@ calls: that is where bitwise equality comes from (docs/exactness.md tells the re
 tests/kernels/test_layouts.py checks it in compiled code).
 """
 
+# A kernel's tuples grow in unrolled loops, and Triton's compiler knows no starred expressions.
+# mypy: disable-error-code="assignment,misc"
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 import dataclasses
@@ -42,10 +46,11 @@ class Tile:
     warps: int
 
     @classmethod
-    def of(cls, V: int) -> Tile:
-        """The tile for heads of `V` rows: 16 rows a warp, and up to four warps."""
+    def of(cls, V: int, K: int) -> Tile:
+        """The tile for heads `[V, K]`: 128 state registers a thread, and up to 64 rows."""
         block_v = min(64, max(16, triton.next_power_of_2(V)))
-        return cls(block_v, block_v // 16)
+        rows_per_warp = 32 if K <= 128 else 16
+        return cls(block_v, max(1, block_v // rows_per_warp))
 
     def covers(self, V: int, K: int) -> bool:
         """Whether `[V, K]` is whole tiles, so that no access needs a mask."""
@@ -98,6 +103,25 @@ def load_state(head, o_v, K: tl.constexpr, V: tl.constexpr, WHOLE: tl.constexpr)
             x = tl.load(state_pointers(head, o_v, c, K), mask=state_mask(o_v, c, K, V), other=0.0)
         h = h + (tl.reshape(x, [o_v.shape[0], _TILE_K]).to(tl.float32),)
     return h
+
+
+@triton.jit
+def hold(x, COMPILED: tl.constexpr):
+    """`x` itself, but not before this place in the program.
+
+    The compiler copies what a dot needs to shared memory right behind the load that brings it,
+    and waits there; the loads behind it are then asked for late.  It moves nothing across this.
+    """
+    if COMPILED:
+        if x.dtype.primitive_bitwidth == 16:
+            x = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
+            )
+        else:
+            x = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1
+            )
+    return x
 
 
 @triton.jit

@@ -4,7 +4,9 @@ With `G_t` the log decay from the window's start through token `t`, `S0` the che
 history's records `(d_c, k_c, g_c)`, every token `x` of the window, be it read by its query or
 asked by its key, sees
 
-    exp(total + G_x) S0 @ x  +  sum_c exp(G_x + after_c) (k_c . x) d_c  +  sum_j exp(G_x - G_j) (k_j . x) d_j
+    exp(total + G_x) S0 @ x
+        + sum_c exp(G_x + after_c) (k_c . x) d_c
+        + sum_j exp(G_x - G_j) (k_j . x) d_j
 
 where `after_c` is the decay of the history after record `c`, `total` that of all of it, and `j`
 runs over the window's earlier tokens, for a query through the token itself.  The answer to a key
@@ -24,13 +26,17 @@ columns the queries, then the keys of the window:
     the BLOCK_L rows behind    what record c's d adds to each column
 """
 
+# A kernel's tuples grow in unrolled loops, and Triton's compiler knows no starred expressions.
+# mypy: disable-error-code="assignment,misc"
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from ringfold.kernels.fold import store_unit_keys
-from ringfold.kernels.state import gates, inverse_norm
+from ringfold.kernels.state import gates, hold, inverse_norm
 
 
 @triton.jit
@@ -48,7 +54,8 @@ def plan_kernel(
 ):  # fmt: skip
     """Plan one row for `GROUP` value heads that share a key head; grid `(HV // GROUP, rows)`.
 
-    Also writes what of the window's records does not depend on the state: k, raw k, g, beta.
+    Also writes what of the window's records does not depend on the state (k, raw k, g, beta) and,
+    on a flushing row, the unit keys of the history for the fold.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -83,11 +90,6 @@ def plan_kernel(
     rawk_ring += slot * stride_rawk + i_h * L * K
     token_q = q + (begin + t_x) * stride_q + i_h * stride_qh
     token_k = k + (begin + t_x) * stride_k + i_h * stride_kh
-    p_x = tl.where(is_key, token_k, token_q)
-    x = tl.load(p_x[:, None] + o_k[None, :], mask=live_x[:, None] & mask_k, other=0.0)
-    p_old = k_ring + row_c[:, None] * K + o_k[None, :]
-    old = tl.load(p_old, mask=is_old[:, None] & mask_k, other=0.0)
-
     a_x, b_x, g_c, rate, bias = (), (), (), (), ()
     for i in tl.static_range(GROUP):
         i_hv = first_hv + i
@@ -99,6 +101,12 @@ def plan_kernel(
         g_c = g_c + (tl.load(p_g, mask=is_old, other=0.0),)
         rate = rate + (tl.load(A_log + i_hv).to(tl.float32),)
         bias = bias + (tl.load(dt_bias + i_hv).to(tl.float32),)
+    p_x = tl.where(is_key, token_k, token_q)
+    x = tl.load(p_x[:, None] + o_k[None, :], mask=live_x[:, None] & mask_k, other=0.0)
+    p_old = k_ring + row_c[:, None] * K + o_k[None, :]
+    old = tl.load(p_old, mask=is_old[:, None] & mask_k, other=0.0)
+    tl.debug_barrier()  # nothing asked for above is asked for later
+    x, old = hold(x, OVERLAP), hold(old, OVERLAP)
 
     wide = x.to(tl.float32)
     r_x = tl.full([2 * BLOCK_T], 1.0, tl.float32)
@@ -109,10 +117,9 @@ def plan_kernel(
     tl.store(rawk_ring + p_new, x.to(rawk_ring.dtype.element_ty), mask=mask_new)
     tl.store(k_ring + p_new, (wide * r_x[:, None]).to(k_ring.dtype.element_ty), mask=mask_new)
 
-    if FOLDING:
-        if flush and first_hv % (HV // H) == 0:
-            p_units = units + (i_n.to(tl.int64) * H + i_h) * BLOCK_L * K
-            store_unit_keys(p_units, rawk_ring, base, count, K, L, BLOCK_L, NORM)
+    if FOLDING and flush and first_hv % (HV // H) == 0:
+        p_units = units + (i_n.to(tl.int64) * H + i_h) * BLOCK_L * K
+        store_unit_keys(p_units, rawk_ring, base, count, K, L, BLOCK_L, NORM)
     old_x = tl.dot(old, tl.trans(x).to(old.dtype), input_precision=PRECISION)  # [BLOCK_L, columns]
     x_x = tl.dot(x, tl.trans(x), input_precision=PRECISION)  # [columns, columns]
     # A key waits for the tokens before it, a query for its own token too.

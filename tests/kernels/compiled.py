@@ -1,0 +1,82 @@
+"""Compile our kernels for an H100 or H200, where no GPU is needed, and say how they add up.
+
+Run as a script, in a process of its own: the tests' process interprets kernels.  Reads cases as
+JSON from its argument, prints a list of {kernel, layouts, fma} as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+
+def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Any:
+    """The compiled kernel; arguments without a type are 32-bit strides divisible by 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    warps = constants.pop("warps")
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int], list[list[object]]] = {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = types.get(name, "fp32" if name == "scale" else "i32")
+        if name not in {"scale", "stride_state"}:
+            attributes[i,] = [["tt.divisibility", 16]]
+    known = {name: x for name, x in constants.items() if name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=attributes)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def row_sum_layouts(compiled: Any, block_v: int) -> list[str]:
+    """The layouts of the tiles `[block_v, 32]` that are summed along their rows."""
+    text = compiled.asm["ttgir"]
+    names = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    sums = r'"tt\.reduce"\([^)]*\) <\{axis = 1.*?\}\) : \(tensor<(\d+)x32xf32, (#\w+)>\)'
+    found = re.findall(sums, text, re.DOTALL)
+    return sorted({names[layout] for rows, layout in found if int(rows) == block_v})
+
+
+def report(name: str, K: int, V: int, L: int, act: str, snapshot: str) -> dict[str, Any]:
+    """Compile one kernel for one geometry."""
+    import triton
+
+    from ringfold.kernels.fold import fold_kernel
+    from ringfold.kernels.recurrent import recurrent_kernel
+    from ringfold.kernels.ring import ring_verify_kernel
+    from ringfold.kernels.state import Tile
+
+    tile = Tile.of(V, K)
+    kernel = {"ring": ring_verify_kernel, "recurrent": recurrent_kernel, "fold": fold_kernel}[name]
+    floats = ("q", "k", "v", "a", "b", "out", "d_ring", "rawv_ring", "rawk_ring")
+    fp32 = ("A_log", "dt_bias", "state", "g_ring", "beta_ring", "plan", "units")
+    ints = ("window_start", "slots", "write_pos", "cache_base", "snapshot_rows", "walked")
+    types = dict.fromkeys(floats, f"*{act}") | dict.fromkeys(fp32, "*fp32")
+    types |= dict.fromkeys(ints, "*i32") | {"is_flush": "*i8", "snapshots": f"*{snapshot}"}
+    align = 16 if K % 4 == 0 else 8 if K % 2 == 0 else 4
+    constants = {
+        "H": 2, "HV": 4, "K": K, "V": V, "L": L, "T": 4,
+        "BLOCK_V": tile.block_v, "BLOCK_L": max(16, L), "BLOCK_T": 4, "BLOCK_K": max(32, triton.next_power_of_2(K)),
+        "ALIGN": align, "UNIT": align // 4, "NORM": True, "NULL": 0, "WHOLE": tile.covers(V, K),
+        "FOLDING": True, "PLAIN": True, "PRECISION": "tf32", "OVERLAP": True,
+        "OUTPUT": True, "SNAPSHOTS": True, "UPDATE": True, "WALKED": True, "warps": tile.warps,
+    }  # fmt: skip
+    compiled = compile_for_hopper(kernel, types, constants)
+    ptx = compiled.asm["ptx"]
+    return {
+        "kernel": name,
+        "layouts": row_sum_layouts(compiled, tile.block_v),
+        "fma": len(re.findall(r"\bfma\.rn\.f32\b", ptx)),
+    }
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    json.dump([report(**case) for case in json.loads(sys.argv[1])], sys.stdout)
