@@ -8,6 +8,7 @@ text: closed-loop folding keeps its state, open-loop folding of bfloat16 records
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ SMALL = Study(
     seeds=2,
     vocabulary=64,
 )
+DOCS = Path(__file__).parents[2] / "docs"
 EXACT_TOL = 1e-12  # seen 8.1e-16 (state) and 7.4e-16 (outputs), relative
 LOST_TOKEN = 1e-2  # seen 0.48: the largest entry that a lost token of 20 leaves wrong
 OPEN_OVER_CLOSED = 1000  # seen 5,100 to 51,000 after 1,000 tokens
@@ -43,6 +45,13 @@ def walked(study: Study, *cases: Case) -> list[Track]:
 def largest(values: list[list[float]]) -> float:
     """Of all gates and similarities."""
     return max(map(max, values))
+
+
+@pytest.fixture(scope="module")
+def tracks() -> list[Track]:
+    """The results of 100,000 tokens that are kept beside the page."""
+    found = msgspec.json.decode((DOCS / "results" / "drift-100k.json").read_bytes())
+    return msgspec.convert(found["tracks"], list[Track])
 
 
 @pytest.fixture
@@ -217,3 +226,36 @@ def test_an_illegal_study_is_refused(make: Any, message: str) -> None:
     """The message names the value and its limit."""
     with pytest.raises(SetupError, match=message):
         make()
+
+
+class TestPage:
+    """`docs/drift.md` says what the results kept beside it say."""
+
+    def test_its_table_is_that_of_the_results(self, tracks: list[Track]) -> None:
+        """A row a case: states after 1,000 and 100,000 tokens, and words flipped."""
+        page = (DOCS / "drift.md").read_text(encoding="utf-8")
+        for track in tracks:
+            early, late = (
+                f"{largest(p.state):.1e}".replace("e-0", "e-")
+                for p in track.points
+                if p.tokens in (1000, 100_000)
+            )
+            flips = sum(sum(map(sum, p.flips)) for p in track.points)
+            row = f"| `{track.case.dialect}` {track.case.precision} | {early} | {late} | "
+
+            assert row in page
+            assert f" | {flips:,} of 2,400,000 | " in page[page.index(row) :].partition("\n")[0]
+
+    def test_closed_loop_is_flat_and_open_loop_is_orders_above(self, tracks: list[Track]) -> None:
+        """At every gate strength and similarity."""
+        closed, opened = (
+            next(t for t in tracks if (t.case.dialect, t.case.precision) == (name, "bf16-records"))
+            for name in ("ring", "open-loop")
+        )
+        early, late = (
+            np.array(next(p.state for p in closed.points if p.tokens == n)) for n in (1000, 100_000)
+        )
+        drifted = np.array(opened.points[-1].state)
+
+        assert (late / early).max() < CLOSED_GROWTH
+        assert (drifted / late).min() > OPEN_OVER_CLOSED
