@@ -61,6 +61,8 @@ class PooledTarget(ABC):
         interpreter.set_device_mode(device)
         if device == "cpu":
             interpreter.enable()
+        if self.dialect.decodes_in_place and type(self).decode is PooledTarget.decode:
+            self.operations = self.operations - {"decode"}
 
     # What a subclass provides.
 
@@ -140,10 +142,8 @@ class PooledTarget(ABC):
         self.launch_commit(self.slots_of(rows), counts, bound)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
-        """On a ring, plain decoding is a window of one with one accepted."""
-        outputs = self.verify(rows, [1] * len(rows), inputs)
-        self.commit(rows, [1] * len(rows), self.setup.window)
-        return outputs
+        """Not owned, unless a subclass has a kernel for it; see `Dialect.decodes_in_place`."""
+        raise NotImplementedError(f"{self.name} owns no plain decode step")
 
     def seat(self, request: Request) -> Mapping[str, int]:
         """The request's slot, which also names its place among the running requests."""
