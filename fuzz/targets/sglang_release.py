@@ -237,7 +237,7 @@ def _exp(device: Device) -> Any:
     """Triton's `exp`: looked up at each call where the interpreter exchanges it for a launch."""
     import triton.language as tl
 
-    return tl.exp if device == "cuda" else lambda x: tl.exp(x)
+    return tl.exp if device == "cuda" else lambda x: tl.exp(x)  # noqa: PLW0108 - looked up late
 
 
 ANSWERS: Final[Mapping[str, Callable[[Device], Any]]] = {

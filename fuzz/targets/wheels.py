@@ -88,8 +88,8 @@ class Wheel:
         if self.sha256 is None:
             return (self.path / path).is_file()
         self.verify()
-        with zipfile.ZipFile(self.path) as archive:
-            return path in archive.NameToInfo
+        stat = self.path.stat()
+        return path in _names(self.path, stat.st_mtime_ns, stat.st_size)
 
     def verify(self) -> None:
         """Compare the wheel with its record; done once in a process while the file stays as it is.
@@ -279,6 +279,13 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
     """Digest of the file, whose time and size are part of the cache key."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _names(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
+    """Paths inside the wheel, whose time and size are part of the cache key."""
+    with zipfile.ZipFile(path) as archive:
+        return frozenset(archive.namelist())
 
 
 def _read_record(folder: Path) -> _Record | None:
