@@ -78,7 +78,7 @@ def state_pointers(head, o_v, c: tl.constexpr, K: tl.constexpr):
     """Pointers `[block_v, 1, 32]` to tile `c` of the head at `head`.
 
     The rank is unlike that of any other access in these kernels.  Triton's coalescing pass gives
-    accesses of one shape a common vector width, and a 16-bit tensor of this shape would widen
+    accesses of one shape a common vector width, and a 16-bit snapshot of this shape would widen
     ours from four to eight columns a lane and so change the order of the sum over K.
     """
     o_k = c * _TILE_K + tl.arange(0, _TILE_K)

@@ -44,7 +44,9 @@ def row_sum_layouts(compiled: Any, block_v: int) -> list[str]:
     return sorted({names[layout] for rows, layout in found if int(rows) == block_v})
 
 
-def report(name: str, K: int, V: int, L: int, act: str, snapshot: str) -> dict[str, Any]:
+def report(
+    name: str, K: int, V: int, L: int, act: str, snapshot: str, align: int | None = None
+) -> dict[str, Any]:
     """Compile one kernel for one geometry."""
     import triton
 
@@ -60,10 +62,11 @@ def report(name: str, K: int, V: int, L: int, act: str, snapshot: str) -> dict[s
     ints = ("window_start", "slots", "write_pos", "cache_base", "snapshot_rows", "walked")
     types = dict.fromkeys(floats, f"*{act}") | dict.fromkeys(fp32, "*fp32")
     types |= dict.fromkeys(ints, "*i32") | {"is_flush": "*i8", "snapshots": f"*{snapshot}"}
-    align = 16 if K % 4 == 0 else 8 if K % 2 == 0 else 4
+    align = align or (16 if K % 4 == 0 else 8 if K % 2 == 0 else 4)
     constants = {
         "H": 2, "HV": 4, "K": K, "V": V, "L": L, "T": 4,
-        "BLOCK_V": tile.block_v, "BLOCK_L": max(16, L), "BLOCK_T": 4, "BLOCK_K": max(32, triton.next_power_of_2(K)),
+        "BLOCK_V": tile.block_v, "BLOCK_L": max(16, L), "BLOCK_T": 4,
+        "BLOCK_K": max(32, triton.next_power_of_2(K)),
         "ALIGN": align, "UNIT": align // 4, "NORM": True, "NULL": 0, "WHOLE": tile.covers(V, K),
         "FOLDING": True, "PLAIN": True, "PRECISION": "tf32", "OVERLAP": True,
         "OUTPUT": True, "SNAPSHOTS": True, "UPDATE": True, "WALKED": True, "warps": tile.warps,

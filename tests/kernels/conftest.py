@@ -76,7 +76,7 @@ class Layer:
             "rawk_cache": self.dead(H, L, K),
             "beta_cache": self.dead(HV, L, dtype=torch.float32),
         }
-        cursor = {"dtype": torch.int32, "device": device}
+        cursor: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.write_pos = torch.zeros(shape.slots, **cursor)
         self.cache_base = torch.arange(shape.slots, **cursor) * 3 % L  # some wrap at once
         self.is_flush = torch.zeros(shape.slots, dtype=torch.int8, device=device)
@@ -103,9 +103,9 @@ class Layer:
         qk, vv = s.H * s.K, s.HV * s.V
         mixed = self.draw(n, 2 * qk + vv + 3).to(s.dtype)
         return Window(
-            q=mixed[:, :qk].unflatten(1, (s.H, s.K)),
-            k=mixed[:, qk : 2 * qk].unflatten(1, (s.H, s.K)),
-            v=mixed[:, 2 * qk : 2 * qk + vv].unflatten(1, (s.HV, s.V)),
+            q=mixed[:, :qk].view(n, s.H, s.K),
+            k=mixed[:, qk : 2 * qk].view(n, s.H, s.K),
+            v=mixed[:, 2 * qk : 2 * qk + vv].view(n, s.HV, s.V),
             a=self.draw(n, s.HV).to(s.dtype),
             b=self.draw(n, s.HV).to(s.dtype),
             starts=starts,
@@ -155,8 +155,9 @@ class Layer:
     def walk(self, w: Window, slot: int, begin: int, end: int) -> tuple[Any, Any]:
         """The recurrence in float64 from the slot's true state: outputs and state."""
         parts = (x[begin:end].double().cpu().numpy() for x in (w.q, w.k, w.v, w.a, w.b))
-        gate = (x.double().cpu().numpy() for x in (self.A_log, self.dt_bias))
-        return scan(self.truth[slot], prepare(Tokens(*parts), Parameters(*gate, self.shape.norm)))
+        A_log, dt_bias = (x.double().cpu().numpy() for x in (self.A_log, self.dt_bias))
+        parameters = Parameters(A_log, dt_bias, l2norm=self.shape.norm)
+        return scan(self.truth[slot], prepare(Tokens(*parts), parameters))
 
     def output_error(self, w: Window) -> float:
         """The largest error of the outputs, relative to the largest output; padding is zero."""

@@ -34,18 +34,18 @@ MANY = [
 MANY += [(256, 256, 64)]
 
 
-def compiled(K: int, V: int, L: int) -> list[dict[str, Any]]:
-    """What `compiled.py` says of each kernel, for both widths of activations and snapshots."""
-    cases = [
-        {"name": name, "K": K, "V": V, "L": L, "act": act, "snapshot": snapshot}
-        for name, act, snapshot in (
-            ("fold", "fp32", "fp32"),
-            ("ring", "bf16", "fp32"),
-            ("ring", "fp32", "fp32"),
-            ("recurrent", "fp32", "fp32"),
-            ("recurrent", "bf16", "bf16"),
-        )
-    ]
+KERNELS = (
+    ("fold", "fp32", "fp32"),
+    ("ring", "bf16", "fp32"),
+    ("ring", "fp32", "fp32"),
+    ("recurrent", "fp32", "fp32"),
+    ("recurrent", "bf16", "bf16"),
+)
+"""Kernel, dtype of activations, dtype of snapshots."""
+
+
+def compiled(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `compiled.py` says of each case."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compiled.py")
     command = [sys.executable, str(script), json.dumps(cases)]
@@ -60,9 +60,21 @@ def compiled(K: int, V: int, L: int) -> list[dict[str, Any]]:
 )
 def test_all_kernels_sum_a_row_in_one_layout(K: int, V: int, L: int) -> None:
     """One layout in each kernel, and the same in all; every product that may fuse is told so."""
-    reports = compiled(K, V, L)
+    shape = {"K": K, "V": V, "L": L}
+    cases = [shape | {"name": n, "act": a, "snapshot": s} for n, a, s in KERNELS]
+
+    reports = compiled(cases)
 
     layouts = {layout for report in reports for layout in report["layouts"]}
     assert all(len(report["layouts"]) == 1 for report in reports)
     assert len(layouts) == 1
     assert all(report["fma"] > 0 for report in reports)
+
+
+def test_a_pool_of_unknown_alignment_would_move_the_layout() -> None:
+    """The check can fail, and what `ALIGN` pins down needs pinning down."""
+    case = {"name": "fold", "K": 128, "V": 64, "L": 16, "act": "fp32", "snapshot": "fp32"}
+
+    pinned, loose = compiled([case, case | {"align": 4}])
+
+    assert pinned["layouts"] != loose["layouts"]
