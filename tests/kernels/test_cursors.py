@@ -51,12 +51,14 @@ def test_reset_empties_the_marked_rows(device: str, T: int, flag: int) -> None:
     """Unmarked rows, padding rows and slots that no row names keep their cursors."""
     from ringfold.kernels.cursors import reset_gdn_replayssm_spec_cursors
 
-    cursors = [torch.full((5,), 3, dtype=d, device=device) for d in (torch.int32, torch.int32)]
+    write_pos, cache_base = torch.full((2, 5), 3, dtype=torch.int32, device=device)
     is_flush = torch.ones(5, dtype=torch.int8, device=device)
     marks = torch.tensor([True, False, True], device=device)
     slots = torch.tensor([2, 1, 0], dtype=torch.int32, device=device)
 
-    reset_gdn_replayssm_spec_cursors(*cursors, is_flush, marks, slots, 8, T, null_block_id=0)
+    reset_gdn_replayssm_spec_cursors(
+        write_pos, cache_base, is_flush, marks, slots, 8, T, null_block_id=0
+    )
 
-    assert [x.tolist() for x in cursors] == [[3, 3, 0, 3, 3]] * 2
+    assert write_pos.tolist() == cache_base.tolist() == [3, 3, 0, 3, 3]
     assert is_flush.tolist() == [1, 1, flag, 1, 1]

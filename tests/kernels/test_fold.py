@@ -15,9 +15,7 @@ pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_committed_state_can_be_had_at_any_time(
-    layer: Callable[..., Any], dtype: torch.dtype
-) -> None:
+def test_the_committed_state_can_be_had_at_any_time(layer: Callable[..., Any], dtype: Any) -> None:
     """With a flag of ones, whatever the history's length and wherever it wraps."""
     from ringfold.kernels.fold import gdn_exact_fold
 
