@@ -336,6 +336,15 @@ def other_names(trace: Trace) -> Iterator[Trace]:
         yield msgspec.structs.replace(renamed(trace), payload=payload)
 
 
+def other_numbers(trace: Trace) -> Iterator[Trace]:
+    """A plainer setup or payload from another seed: where one number in many shows the fault."""
+    for simplify in (plainer_setup, smaller_geometry, plainer_payload):
+        for candidate in simplify(trace):
+            for seed in SEEDS:
+                payload = msgspec.structs.replace(candidate.payload, seed=seed)
+                yield msgspec.structs.replace(candidate, payload=payload)
+
+
 def every_short(trace: Trace) -> Iterator[Trace]:
     """Every history of one request with at most as many steps, in the smallest rings.
 
@@ -701,5 +710,5 @@ QUICK: Final[tuple[Pass, ...]] = (
 )
 """In the order in which they pay: what makes the next ones cheap comes first."""
 
-THOROUGH: Final[tuple[Pass, ...]] = (every_short, other_shapes)
+THOROUGH: Final[tuple[Pass, ...]] = (other_numbers, every_short, other_shapes)
 """Many candidates: for when nothing else helps."""
