@@ -81,11 +81,11 @@ def _fold_every_commit(s: Sizes, seen: Statistics) -> Traffic:
 
 
 def _compact(s: Sizes, seen: Statistics) -> Traffic:
-    record = s.parts * s.vectors + s.gate
+    output, record = s.vectors + s.gate, s.parts * s.vectors + s.gate
     return Traffic(
         (1 + seen.fold_share) * s.state,  # once for outputs, once more for the fold
         seen.fold_share * s.state,
-        (seen.live + seen.folded) * record,
+        seen.live * output + seen.folded * record,  # outputs read the high parts alone
         s.window * record,
         s.through,
     )

@@ -84,12 +84,13 @@ class TestBytes:
         assert self.moved("fold-every-commit") == pytest.approx(expected)
 
     def test_compact(self) -> None:
-        """Records in two parts; the commit that folds reads the state again."""
+        """Two parts are written and folded, one serves outputs; a fold reads the state again."""
         seen = serve(COMPACT, self.load)
         record = 2 * self.vectors + self.gate
         expected = (
             (1 + 2 * seen.fold_share) * self.state
-            + (seen.live + seen.folded + 4) * record
+            + seen.live * (self.vectors + self.gate)
+            + (seen.folded + 4) * record
             + self.through
         )
 
