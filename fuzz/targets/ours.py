@@ -21,14 +21,14 @@ class TritonRing(DropInRing):
 
     def __init__(self, name: str = "triton", device: Device = "cpu") -> None:
         super().__init__(name, device)
-        from ringfold.kernels import cursors, ring
+        from ringfold.kernels import dropin
 
         # The interpreter has no tf32 and computes such dots in plain float32.
         self.precision = TF32 if device == "cuda" else IEEE
         self.wrappers = Wrappers(
-            ring.gdn_replayssm_spec_decode,
-            cursors.commit_gdn_replayssm_spec,
-            cursors.reset_gdn_replayssm_spec_cursors,
+            dropin.gdn_replayssm_spec_decode,
+            dropin.commit_gdn_replayssm_spec,
+            dropin.reset_gdn_replayssm_spec_cursors,
         )
 
     def identity(self) -> Mapping[str, str]:
