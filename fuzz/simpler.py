@@ -592,7 +592,7 @@ def _seated_before(trace: Trace) -> Iterator[dict[int, Cursors]]:
         for operation, _ in unroll((top,)):
             match operation:
                 case Admit(request=request) | Place(request=request) | Fork(request=request):
-                    ledger.admit(request, {"slot": 1})
+                    ledger.admit(request, {"slot": 1, "request": 1})
                     if isinstance(operation, Place):
                         ledger.entries[request].cursors = _cursors(operation)
                 case Free(request=request):
