@@ -42,7 +42,7 @@ from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
 from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets import registry, wheels
-from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget
+from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
 from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
 from ringfold.sim.setup import ACTIVATIONS, Dtypes, Geometry, Setup, SetupError
@@ -511,9 +511,9 @@ def _device(name: str) -> Device:
         import torch
     except ImportError:
         remedy = "pip install 'ringfold[kernels]'"
-        raise MissingTarget(f"--device cuda needs torch: type {remedy}") from None
+        raise MissingTargetError(f"--device cuda needs torch: type {remedy}") from None
     if not torch.cuda.is_available():
-        raise MissingTarget("--device cuda: torch sees no CUDA device here; use --device cpu")
+        raise MissingTargetError("--device cuda: torch sees no CUDA device here; use --device cpu")
     return "cuda"
 
 
@@ -554,9 +554,9 @@ def main() -> None:
         code = app(standalone_mode=False)
     except USAGE_ERRORS as error:
         _fail(USAGE, error.format_message(), as_json)
-    except (SetupError, TraceError, UnknownTarget, ReleaseError, RefusedError) as error:
+    except (SetupError, TraceError, UnknownTargetError, ReleaseError, RefusedError) as error:
         _fail(USAGE, str(error), as_json)
-    except (MissingTarget, WheelError) as error:
+    except (MissingTargetError, WheelError) as error:
         _fail(INCONCLUSIVE, str(error), as_json)
     except (KeyboardInterrupt, typer.Abort):
         _fail(STOPPED, "stopped", as_json)

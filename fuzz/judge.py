@@ -101,8 +101,8 @@ class Judge:
         if self.dialect.has_ring:
             # What a sequential computation would not lose is no fault of logic: it is told apart.
             self._raise("precision", judged.seen)
-            lost = 2 * UNIT * self.truth.running_gates(window, window.lengths)[1, ..., None]
-            judged = checks.outputs(*compared, self.eps_dot + lost, self.record_tiny)
+            lost = lost_by_decays(self.truth.running_gates(window, window.lengths))
+            judged = checks.outputs(*compared, self.eps_dot + lost[..., None], self.record_tiny)
         self._judged("outputs", judged, window.requests, axes, window.batch_rows)
 
     def require_outputs(self, outputs: Any, tokens: int) -> None:

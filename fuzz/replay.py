@@ -10,7 +10,7 @@ import msgspec
 from ringfold.fuzz.mismatch import Mismatch, failed_checks
 from ringfold.fuzz.payload import Payload, load_tensors
 from ringfold.fuzz.target import Device, RefusedError, Target
-from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget, resolve
+from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError, resolve
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
 from ringfold.fuzz.walk import Verdict, Walk
@@ -54,9 +54,9 @@ def replay(path: Path, target_name: str | None, device: Device) -> Replayed:
         trace = load(path)
         name = target_name or trace.target or "sim"
         verdict = walk(trace, resolve(name, device), path.parent)
-    except (TraceError, UnknownTarget, SetupError, RefusedError) as error:
+    except (TraceError, UnknownTargetError, SetupError, RefusedError) as error:
         return Replayed(str(path), name, Outcome.ERROR, str(error))
-    except (MissingTarget, WheelError) as error:
+    except (MissingTargetError, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
     return judge(trace, verdict, str(path), name)
 

@@ -177,7 +177,7 @@ def output_limit(
     error: Array,
     mass: Array,
     output: Array,
-    eps_dot: float,
+    eps_dot: float | Array,
     eps_cast: float,
     floor: float | Array = FLOOR,
 ) -> Array:

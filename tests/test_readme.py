@@ -20,9 +20,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def run(
-    arguments: list[str], folder: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run(arguments: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`ringfold ARGUMENTS` in `folder`, which is on PYTHONPATH."""
     path = os.pathsep.join([str(folder), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(

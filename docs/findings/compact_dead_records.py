@@ -65,7 +65,11 @@ def pool():
     memory = {name: zeros(1, PLACES, *shape) for name, shape in parts.items()}
     memory["g"] = zeros(1, PLACES, HV, L, dtype=torch.float32)
     memory["state"] = zeros(1, SLOTS, HV, V, K, dtype=torch.float32)
-    for name, dtype in (("write_pos", torch.int32), ("cache_base", torch.int32), ("is_flush", torch.int8)):
+    for name, dtype in (
+        ("write_pos", torch.int32),
+        ("cache_base", torch.int32),
+        ("is_flush", torch.int8),
+    ):
         memory[name] = zeros(PLACES, dtype=dtype)
     return memory
 

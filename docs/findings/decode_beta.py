@@ -79,7 +79,10 @@ def main():
     q, k = (torch.randn(1, 1, K, generator=generator).to(ON, DTYPE) for _ in range(2))
     v = torch.randn(1, 1, V, generator=generator).to(ON, DTYPE)
     state = torch.randn(1, 1, V, K, generator=generator).to(ON)
-    a, b = torch.full((1, 1), 0.25, device=ON).to(DTYPE), torch.full((1, 1), -0.5, device=ON).to(DTYPE)
+    a, b = (
+        torch.full((1, 1), 0.25, device=ON).to(DTYPE),
+        torch.full((1, 1), -0.5, device=ON).to(DTYPE),
+    )
     A_log, dt_bias = torch.full((1,), -3.0, device=ON), torch.zeros(1, device=ON)
     slot = torch.zeros(1, dtype=torch.int32, device=ON)
 

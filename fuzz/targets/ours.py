@@ -56,8 +56,13 @@ class TritonRecurrent(PooledTarget):
         """Walk each window, keeping every state on the way."""
         from ringfold.kernels.recurrent import gdn_recurrent_verify
 
+        q, k, v, a, b = inputs
         gdn_recurrent_verify(
-            *inputs,
+            q,
+            k,
+            v,
+            a,
+            b,
             self.A_log[layer],
             self.dt_bias[layer],
             self.memory["checkpoint"][layer],

@@ -41,11 +41,11 @@ PARTS: Final = sorted({*get_annotations(Target), *(p for p in vars(Target) if p[
 """What every target has."""
 
 
-class UnknownTarget(ValueError):
+class UnknownTargetError(ValueError):
     """A name that means no target."""
 
 
-class MissingTarget(RuntimeError):
+class MissingTargetError(RuntimeError):
     """A target that this machine lacks; the message says what to type."""
 
 
@@ -62,8 +62,8 @@ def resolve(name: str, device: Device = "cpu") -> Target:
     """Build the target of this name, not yet opened.
 
     Raises:
-        UnknownTarget: the name means nothing, or its class can't be imported.
-        MissingTarget: its wheel or its packages are not here.
+        UnknownTargetError: the name means nothing, or its class can't be imported.
+        MissingTargetError: its wheel or its packages are not here.
     """
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
@@ -73,7 +73,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         return _sglang(name, device)
     if ":" in name:
         return _users(name, device)
-    raise UnknownTarget(
+    raise UnknownTargetError(
         f"target {name!r} is unknown: type `ringfold targets` for those there are, "
         "or name your own as package.module:Class"
     )
@@ -132,7 +132,7 @@ def _simulated(name: str) -> Target:
         return _simulated_dialect(name)
     bug = name.partition(":")[2]
     if bug not in PLANTED:
-        raise UnknownTarget(
+        raise UnknownTargetError(
             f"target {name!r}: no bug named {bug!r} is planted; there are {', '.join(PLANTED)}"
         )
     return SimulatedTarget(name, PLANTED[bug].machine)
@@ -144,7 +144,7 @@ def _simulated_dialect(name: str) -> Target:
 
     dialect = name.partition("@")[2]
     if dialect not in MACHINES:
-        raise UnknownTarget(
+        raise UnknownTargetError(
             f"target {name!r}: no dialect is named {dialect!r}; there are {', '.join(MACHINES)}"
         )
     return SimulatedTarget(name, MACHINES[dialect])
@@ -152,7 +152,7 @@ def _simulated_dialect(name: str) -> Target:
 
 def _ours(name: str, device: Device) -> Target:
     if lacking := _lacking_packages():
-        raise MissingTarget(f"target {name!r} needs torch and triton: type {lacking}")
+        raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
     from ringfold.fuzz.targets.ours import TritonRing
 
     return TritonRing(name, device)
@@ -162,9 +162,9 @@ def _sglang(name: str, device: Device) -> Target:
     family, _, version = name.removesuffix(SPLIT).partition("==")
     release = f"sglang=={version}"
     if lacking := _lacking_packages():
-        raise MissingTarget(f"target {name!r} needs torch and triton: type {lacking}")
+        raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
     if wheels.find(release) is None:
-        raise MissingTarget(
+        raise MissingTargetError(
             f"target {name!r} is not on this machine: type `ringfold targets add {release}`"
         )
     from ringfold.fuzz.targets.sglang import SglangRing
@@ -183,7 +183,7 @@ def _sglang(name: str, device: Device) -> Target:
         case "ring":
             return SglangRing(found, name, split=name.endswith(SPLIT))
         case dialect if name.endswith(SPLIT):
-            raise UnknownTarget(
+            raise UnknownTargetError(
                 f"target {name!r}: {release} speaks {dialect}, whose verify folds nothing that "
                 f"could be split off: leave {SPLIT} out"
             )
@@ -198,21 +198,21 @@ def _users(name: str, device: Device) -> Target:
     try:
         kind = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a module of the user's may raise
-        raise UnknownTarget(
+        raise UnknownTargetError(
             f"target {name!r} can't be imported ({error!r}): it must be package.module:Class, "
             "with the package on PYTHONPATH"
         ) from error
     try:
         target: Target = kind(device)
-    except (MissingTarget, WheelError):
+    except (MissingTargetError, WheelError):
         raise
     except Exception as error:  # likewise
-        raise UnknownTarget(
+        raise UnknownTargetError(
             f"target {name!r} can't be built ({error!r}): its class is called with the device, "
             f"here {device!r}"
         ) from error
     if lacking := [part for part in PARTS if not hasattr(target, part)]:
-        raise UnknownTarget(
+        raise UnknownTargetError(
             f"target {name!r} lacks {', '.join(lacking)}: see ringfold.fuzz.target.Target, or "
             "start from ringfold.fuzz.targets.pooled.PooledTarget"
         )

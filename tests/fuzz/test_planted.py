@@ -16,7 +16,7 @@ import pytest
 
 from ringfold.fuzz.mismatch import Check
 from ringfold.fuzz.planted import KINDS, PLANTED
-from ringfold.fuzz.targets.registry import UnknownTarget, resolve
+from ringfold.fuzz.targets.registry import UnknownTargetError, resolve
 from ringfold.sim.protocols import MACHINES
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "planted.md"
@@ -56,7 +56,7 @@ def test_a_bug_is_a_target() -> None:
     """Named `sim:NAME`, with the dialect of the machine that it spoils."""
     for bug, planted in PLANTED.items():
         assert resolve(f"sim:{bug}").dialect is planted.machine.dialect
-    with pytest.raises(UnknownTarget, match="no bug named 'fold' is planted"):
+    with pytest.raises(UnknownTargetError, match="no bug named 'fold' is planted"):
         resolve("sim:fold")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.targets import registry, wheels
-from ringfold.fuzz.targets.registry import MissingTarget, UnknownTarget, resolve
+from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError, resolve
 from ringfold.sim.protocols import MACHINES
 
 
@@ -70,7 +70,7 @@ def test_the_simulator_and_its_bugs() -> None:
 )
 def test_a_name_that_means_nothing(name: str, said: str) -> None:
     """Is unknown, and the message says what there is."""
-    with pytest.raises(UnknownTarget, match=said.replace("(", r"\(")):
+    with pytest.raises(UnknownTargetError, match=said.replace("(", r"\(")):
         resolve(name)
 
 
@@ -80,11 +80,11 @@ def test_what_a_user_may_get_wrong(mine: Any) -> None:
     picky = mine("class Kernel:\n    def __init__(self, device, more): pass")
     bare = mine("class Kernel:\n    name = 'bare'\n    def __init__(self, device): pass")
 
-    with pytest.raises(UnknownTarget, match=r"can't be imported .*ZeroDivisionError"):
+    with pytest.raises(UnknownTargetError, match=r"can't be imported .*ZeroDivisionError"):
         resolve(f"{broken}:Kernel")
-    with pytest.raises(UnknownTarget, match="called with the device, here 'cpu'"):
+    with pytest.raises(UnknownTargetError, match="called with the device, here 'cpu'"):
         resolve(f"{picky}:Kernel")
-    with pytest.raises(UnknownTarget, match="lacks admit, commit, decode, device, dialect"):
+    with pytest.raises(UnknownTargetError, match="lacks admit, commit, decode, device, dialect"):
         resolve(f"{bare}:Kernel")
 
 
@@ -97,13 +97,13 @@ def test_a_users_class_is_called_with_the_device(mine: Any) -> None:
         "        super().__init__(f'mine on {device}')\n"
     )
     lacking = mine(
-        "from ringfold.fuzz.targets.registry import MissingTarget\n"
+        "from ringfold.fuzz.targets.registry import MissingTargetError\n"
         "def Kernel(device):\n"
-        "    raise MissingTarget('type: make kernels')\n"
+        "    raise MissingTargetError('type: make kernels')\n"
     )
 
     assert resolve(f"{right}:Kernel", "cuda").name == "mine on cuda"
-    with pytest.raises(MissingTarget, match="type: make kernels"):
+    with pytest.raises(MissingTargetError, match="type: make kernels"):
         resolve(f"{lacking}:Kernel")
 
 
@@ -114,7 +114,7 @@ def test_a_wheel_that_is_not_here(name: str) -> None:
     pytest.importorskip("triton")
     release = name.removesuffix("+split")
 
-    with pytest.raises(MissingTarget, match=f"type `ringfold targets add {release}`"):
+    with pytest.raises(MissingTargetError, match=f"type `ringfold targets add {release}`"):
         resolve(name)
 
 
@@ -129,7 +129,7 @@ def test_packages_that_are_not_here(name: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
 
-    with pytest.raises(MissingTarget, match=r"pip install 'ringfold\[kernels\]'"):
+    with pytest.raises(MissingTargetError, match=r"pip install 'ringfold\[kernels\]'"):
         resolve(name)
     assert resolve("sim").name == "sim"
     listed = {row.name: row.remedy for row in registry.listed()}

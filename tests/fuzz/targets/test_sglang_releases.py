@@ -20,7 +20,7 @@ from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.target import Request, Target
 from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.registry import UnknownTarget, listed, resolve
+from ringfold.fuzz.targets.registry import UnknownTargetError, listed, resolve
 from ringfold.fuzz.targets.sglang_fold import SglangFold
 from ringfold.fuzz.targets.sglang_release import (
     DIALECTS_BY_SIGN,
@@ -237,7 +237,7 @@ def test_nothing_to_split_is_said() -> None:
     """Only a verify that folds has two launches."""
     present("sglang==0.5.18")
 
-    with pytest.raises(UnknownTarget, match="speaks fold-every-commit"):
+    with pytest.raises(UnknownTargetError, match="speaks fold-every-commit"):
         resolve("sglang==0.5.18+split")
 
 
