@@ -185,8 +185,6 @@ _orders: Orders
 def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
-    # Standard output is the parent's alone, whatever a target prints.
-    os.dup2(2, 1)
 
 
 @functools.cache

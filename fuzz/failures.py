@@ -23,12 +23,12 @@ ACCOUNT: Final = "mismatch.txt"
 
 def as_failure(trace: Trace, mismatches: list[Mismatch], identity: dict[str, str]) -> Trace:
     """`trace` up to the operation that failed, with what was seen and what a replay must find."""
+    # Operations are counted with repeats unrolled, so of the trace's own this keeps enough.
     end = 1 + max(m.operation for m in mismatches)
-    whole = any(m.iteration for m in mismatches)  # inside a repeat, operations don't line up
     symptoms = dict.fromkeys((m.check, m.symptom) for m in mismatches)
     return msgspec.structs.replace(
         trace,
-        operations=trace.operations if whole else trace.operations[:end],
+        operations=trace.operations[:end],
         identity=identity,
         expected=tuple(Symptom(check=check, symptom=symptom) for check, symptom in symptoms),
         seen=tuple(msgspec.to_builtins(m) for m in mismatches),
