@@ -551,7 +551,7 @@ def main() -> None:
     # Whoever ends a job in a queue wants what was found so far, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="ringfold", standalone_mode=False)
     except USAGE_ERRORS as error:
         _fail(USAGE, error.format_message(), as_json)
     except (SetupError, TraceError, UnknownTargetError, ReleaseError, RefusedError) as error:

@@ -1,8 +1,9 @@
 """The command line: exit codes, what goes to which stream, and messages that say what to do.
 
-Every command is run as a user runs it, in a process of its own. With `--json`, standard output must
-be one JSON object and nothing else, whatever happens; without, an error leaves it empty. The exit
-codes are those of the README: 0 agree, 1 mismatch, 2 usage, 3 inconclusive, 70 internal error.
+Commands that work are run as a user runs them, in a process of their own; what is wrong with a line
+is told by the same `main` in this one. With `--json`, standard output must be one JSON object and
+nothing else, whatever happens; without, an error leaves it empty. The exit codes are those of the
+README: 0 agree, 1 mismatch, 2 usage, 3 inconclusive, 70 internal error.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -42,20 +44,12 @@ HISTORY = Trace(
 )
 
 
-class Ran:
-    """One command: its exit code and both streams."""
+class Told(NamedTuple):
+    """What a command said."""
 
-    def __init__(self, *arguments: str, cwd: Path, **environment: str) -> None:
-        run = subprocess.run(
-            [sys.executable, "-m", "ringfold", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
-        )
-        self.code, self.out, self.err = run.returncode, run.stdout, run.stderr
+    code: int
+    out: str
+    err: str
 
     @property
     def object(self) -> dict[str, Any]:
@@ -64,6 +58,38 @@ class Ran:
         value: dict[str, Any] = json.loads(self.out)
         assert isinstance(value, dict)
         return value
+
+
+def ran(*arguments: str, cwd: Path, **environment: str) -> Told:
+    """The command in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, "-m", "ringfold", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+    )
+    return Told(run.returncode, run.stdout, run.stderr)
+
+
+@pytest.fixture
+def here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Told]]:
+    """The same in this process, whose standard output stays what it is."""
+    monkeypatch.setattr(cli, "json_only", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> Told:
+        monkeypatch.setattr(sys, "argv", ["ringfold", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return Told(int(left.value.code or 0), *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -105,9 +131,12 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
             "fuzz triton --dtype bfloat16",
             2,
             "use float16 or float32, or --device cuda",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("triton") is None, reason="needs triton"
-            ),
+            marks=[
+                pytest.mark.slow,  # a worker imports torch before it can refuse
+                pytest.mark.skipif(
+                    importlib.util.find_spec("triton") is None, reason="needs triton"
+                ),
+            ],
         ),
         pytest.param(
             "fuzz sim --device cuda",
@@ -117,26 +146,30 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
         ),
     ],
 )
-def test_an_error_is_one_sentence(arguments: str, code: int, said: str, traces: Path) -> None:
+def test_an_error_is_one_sentence(
+    arguments: str,
+    code: int,
+    said: str,
+    traces: Path,
+    here: Callable[..., Told],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On standard error in a line of its own; with `--json` also as the object."""
     (traces / "empty").mkdir()
-    nothing = {"RINGFOLD_CACHE": str(traces / "cache"), "RINGFOLD_WHEELS": ""}
+    monkeypatch.chdir(traces)
+    monkeypatch.setenv("RINGFOLD_CACHE", str(traces / "cache"))
+    monkeypatch.delenv("RINGFOLD_WHEELS", raising=False)
 
-    ran = Ran(*arguments.split(), "--json", cwd=traces, **nothing)
+    told = here(*arguments.split(), "--json")
 
-    assert ran.code == code
-    assert ran.object["exit"] == code
-    assert said in ran.object["error"]
-    assert f"ringfold: {ran.object['error']}" in ran.err.splitlines()
-    assert "Traceback" not in ran.err
-
-
-def test_without_json_an_error_leaves_standard_output_empty(tmp_path: Path) -> None:
-    """So that it can be piped."""
-    ran = Ran("fuzz", "sim", "--ring", "6", cwd=tmp_path)
-
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("ringfold: ring is 6")
+    assert told.code == code
+    assert told.object["exit"] == code
+    assert said in told.object["error"]
+    assert f"ringfold: {told.object['error']}" in told.err.splitlines()
+    assert "Traceback" not in told.err
+    plain = here(*arguments.split())
+    assert (plain.code, plain.out) == (code, "")
+    assert told.object["error"] in plain.err
 
 
 class TestFuzz:
@@ -146,10 +179,10 @@ class TestFuzz:
         """And the object says what was done."""
         arguments = ("fuzz", "sim", "--max-windows", "150", "--seed", "7", "--workers", "1")
 
-        ran = Ran(*arguments, "--json", cwd=tmp_path)
+        told = ran(*arguments, "--json", cwd=tmp_path)
 
-        report = ran.object
-        assert ran.code == 0
+        report = told.object
+        assert told.code == 0
         assert report["targets"] == ["sim"]
         assert report["seed"] == 7
         assert report["windows"] >= 150
@@ -160,25 +193,25 @@ class TestFuzz:
 
     def test_a_mismatch_is_1_and_the_line_replays_it(self, tmp_path: Path) -> None:
         """Text for a person: situations, checks, the sentence, and the line to type."""
-        ran = Ran("fuzz", BUG, "--max-windows", "100", "--workers", "1", cwd=tmp_path)
+        told = ran("fuzz", BUG, "--max-windows", "100", "--workers", "1", cwd=tmp_path)
 
-        assert ran.code == 1
-        assert "all accepted after a fold" in ran.out
-        assert f"{BUG}: " in ran.out
-        (line,) = [x for x in ran.out.splitlines() if x.startswith("reproduce: ringfold replay ")][
+        assert told.code == 1
+        assert "all accepted after a fold" in told.out
+        assert f"{BUG}: " in told.out
+        (line,) = [x for x in told.out.splitlines() if x.startswith("reproduce: ringfold replay ")][
             :1
         ]
-        again = Ran(*line.split()[2:], cwd=tmp_path)
+        again = ran(*line.split()[2:], cwd=tmp_path)
         assert again.code == 1
         assert again.out.startswith("FAILED")
 
     def test_what_is_fixed_is_what_is_run(self, tmp_path: Path) -> None:
         """Geometry, ring, window and dtype."""
         fixed = ("--geometry", "1,3,16,8", "--ring", "16", "--window", "3", "--dtype", "bfloat16")
-        ran = Ran("fuzz", *fixed, "--max-windows", "5", "--workers", "1", "--json", cwd=tmp_path)
+        told = ran("fuzz", *fixed, "--max-windows", "5", "--workers", "1", "--json", cwd=tmp_path)
 
-        setups = [tally["setup"] for tally in ran.object["configurations"]]
-        assert ran.object["targets"] == ["sim"]
+        setups = [tally["setup"] for tally in told.object["configurations"]]
+        assert told.object["targets"] == ["sim"]
         assert all(
             setup.startswith("ring H=1 HV=3 K=16 V=8 L=16 T=3 bfloat16/bfloat16/float32")
             for setup in setups
@@ -187,22 +220,22 @@ class TestFuzz:
 
     def test_too_little_is_3(self, tmp_path: Path) -> None:
         """A run that did not reach what can be reached proves less than it was asked to."""
-        ran = Ran("fuzz", "sim", "--max-time", "0", "--workers", "1", "--json", cwd=tmp_path)
+        told = ran("fuzz", "sim", "--max-time", "0", "--workers", "1", "--json", cwd=tmp_path)
 
-        assert ran.code == 3
-        assert "fold" in ran.object["missed"]
-        assert "give it more time or windows" in ran.object["inconclusive"][0]
+        assert told.code == 3
+        assert "fold" in told.object["missed"]
+        assert "give it more time or windows" in told.object["inconclusive"][0]
 
 
 class TestReplay:
     """`ringfold replay`."""
 
-    def _outcomes(self, ran: Ran) -> dict[str, str]:
-        return {Path(one["trace"]).name: one["outcome"] for one in ran.object["traces"]}
+    def _outcomes(self, told: Told) -> dict[str, str]:
+        return {Path(one["trace"]).name: one["outcome"] for one in told.object["traces"]}
 
     def test_the_worst_outcome_decides(self, traces: Path) -> None:
         """FAILED before ERROR before MISSING before the rest; a folder is every trace in it."""
-        everything = Ran("replay", ".", "--json", cwd=traces)
+        everything = ran("replay", ".", "--json", cwd=traces)
         assert everything.code == 1
         assert self._outcomes(everything) == {
             "agreeing.json": "AGREES",
@@ -210,16 +243,16 @@ class TestReplay:
             "trace.json": "ERROR",
         }
 
-        right = Ran("replay", ".", "--target", "sim", "--json", cwd=traces)
+        right = ran("replay", ".", "--target", "sim", "--json", cwd=traces)
         assert right.code == 2
         assert self._outcomes(right)["failing.json"] == "FIXED"
 
-        fixed = Ran("replay", "failing.json", "--target", "sim", "--json", cwd=traces)
+        fixed = ran("replay", "failing.json", "--target", "sim", "--json", cwd=traces)
         assert fixed.code == 0
         assert "agrees now" in fixed.object["traces"][0]["changed"]
 
         nowhere = {"RINGFOLD_CACHE": str(traces / "cache"), "RINGFOLD_WHEELS": ""}
-        missing = Ran(
+        missing = ran(
             *("replay", "agreeing.json", "--target", "sglang==0.5.16", "--json"),
             cwd=traces,
             **nowhere,
@@ -229,10 +262,10 @@ class TestReplay:
 
     def test_as_text(self, traces: Path) -> None:
         """A line a trace, and the mark where the outcome changed."""
-        ran = Ran("replay", "failing.json", "agreeing.json", "--target", "sim", cwd=traces)
+        told = ran("replay", "failing.json", "agreeing.json", "--target", "sim", cwd=traces)
 
-        first, mark, last = ran.out.splitlines()
-        assert ran.code == 0
+        first, mark, last = told.out.splitlines()
+        assert told.code == 0
         assert first.startswith("FIXED   failing.json on sim: ")
         assert mark.startswith("      > operation ")
         assert last.startswith("AGREES  agreeing.json on sim: ")
@@ -243,10 +276,10 @@ class TestExplain:
 
     def test_as_text(self, traces: Path) -> None:
         """A row an operation, the ring whole, and the place that failed."""
-        ran = Ran("explain", "failing.json", cwd=traces, COLUMNS="40")
+        told = ran("explain", "failing.json", cwd=traces, COLUMNS="40")
 
-        lines = [line.rstrip() for line in ran.out.splitlines()]
-        assert ran.code == 0
+        lines = [line.rstrip() for line in told.out.splitlines()]
+        assert told.code == 0
         assert lines[2].split() == ["operation", "request", "pos", "base", "flush", "ring"]
         assert lines[3].split() == ["0", "admit", "0", "0", "seated", "0", "0", "0", "........"]
         assert any(
@@ -256,7 +289,7 @@ class TestExplain:
 
     def test_as_an_object(self, traces: Path) -> None:
         """The same as data."""
-        told = Ran("explain", "agreeing.json", "--json", cwd=traces).object
+        told = ran("explain", "agreeing.json", "--json", cwd=traces).object
 
         assert told["trace"] == "agreeing.json"
         assert told["setup"]["ring"] == 8
@@ -270,9 +303,9 @@ def test_targets(tmp_path: Path) -> None:
 
     listed = {
         row["name"]: row
-        for row in Ran("targets", "--json", cwd=tmp_path, **nowhere).object["targets"]
+        for row in ran("targets", "--json", cwd=tmp_path, **nowhere).object["targets"]
     }
-    text = Ran("targets", cwd=tmp_path, **nowhere).out
+    text = ran("targets", cwd=tmp_path, **nowhere).out
 
     assert listed["sim"]["remedy"] == ""
     assert listed["sglang==0.5.16"]["remedy"] == "ringfold targets add sglang==0.5.16"
@@ -289,14 +322,16 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_every_command_has_help_and_takes_json(command: list[str], tmp_path: Path) -> None:
+def test_every_command_has_help_and_takes_json(
+    command: list[str], here: Callable[..., Told]
+) -> None:
     """A sentence and its options, on standard output."""
-    ran = Ran(*command, "--help", cwd=tmp_path)
+    told = here(*command, "--help")
 
-    assert ran.code == 0
-    assert f"Usage: python -m ringfold {' '.join(command)}" in ran.out
-    assert "--json" in ran.out
-    assert ran.err == ""
+    assert told.code == 0
+    assert f"Usage: ringfold {' '.join(command)}" in told.out
+    assert "--json" in told.out
+    assert told.err == ""
 
 
 def test_help_is_quick_to_come(tmp_path: Path) -> None:
@@ -323,28 +358,19 @@ def test_version(tmp_path: Path) -> None:
     """One line."""
     from ringfold import __version__
 
-    assert Ran("--version", cwd=tmp_path).out == f"ringfold {__version__}\n"
+    assert ran("--version", cwd=tmp_path).out == f"ringfold {__version__}\n"
 
 
-def test_an_error_of_ours_is_70(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_ours_is_70(monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]) -> None:
     """With the traceback, and no claim about the target."""
 
     def broken(*arguments: object) -> None:
         raise LookupError("lost")
 
     monkeypatch.setattr("ringfold.fuzz.targets.registry.resolve", broken)
-    monkeypatch.setattr(sys, "argv", ["ringfold", "fuzz", "sim"])
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    told = here("fuzz", "sim")
 
-    told = capsys.readouterr()
-    assert left.value.code == 70
+    assert told.code == 70
     assert "internal error, please report it: LookupError('lost')" in told.err
     assert "Traceback" in told.err
     assert told.out == ""
