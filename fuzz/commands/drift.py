@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ringfold import __version__
 from ringfold.fuzz.commands import plots
-from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.failures import write_text
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.drift import PRECISIONS, Bound, Case, Study, Track, cases_of, run
@@ -179,7 +179,7 @@ def _show(report: Report) -> None:
             "" if one.first_flip is None else f"{one.first_flip:,}",
             f"{one.flipped}/{one.texts}",
         )
-    out.print(table)
+    print_table(table)
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
         f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "

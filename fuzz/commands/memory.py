@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands import plots
-from ringfold.fuzz.console import AsJson, out, print_json
+from ringfold.fuzz.console import AsJson, out, print_json, print_table
 from ringfold.sim.memory import Account, Pool, accounts, pool_of
 from ringfold.sim.presets import PRESETS, ConfigError, Model, from_config, preset
 from ringfold.sim.setup import Geometry
@@ -118,7 +118,7 @@ def _show(model: Model, pool: Pool, tp: int, found: list[Account]) -> None:
         releases = ", ".join(one.releases for one in alike)
         out.print()
         out.print(f"{dialect} ({releases}): {alike[0].bytes:,} bytes", markup=False)
-        out.print(table, markup=False)
+        print_table(table)
     summary = Table(box=None, pad_edge=False)
     for heading in ("protocol", "SGLang", "GiB", "rings, MiB", "fit", "budget", "beyond"):
         summary.add_column(heading, no_wrap=True)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
-from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.memory import Pool, pool_of
 from ringfold.sim.presets import PRESETS
@@ -135,7 +135,7 @@ def _show(report: Report, pool: Pool) -> None:
             f"{one.step_microseconds:.1f}",
         )
     out.print()
-    out.print(table)
+    print_table(table)
     swept = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("protocol", "T", "us/step by ring length", "recommended"):
         swept.add_column(heading)

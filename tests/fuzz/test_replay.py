@@ -140,9 +140,11 @@ def test_a_target_that_cannot_be_had(
     assert reason in replayed.account
 
 
-def test_what_a_target_refuses(tmp_path: Path) -> None:
+def test_what_a_target_refuses(device: str, tmp_path: Path) -> None:
     """Is an error of this trace, with the reason, and no failure of the target."""
     pytest.importorskip("triton")
+    if device == "cuda":
+        pytest.skip("a process that compiles kernels can't interpret any")
     path = tmp_path / "half.json"
     dtypes = Dtypes("bfloat16", "bfloat16", "float32")
     setup = msgspec.structs.replace(HISTORY.setup, dtypes=dtypes)

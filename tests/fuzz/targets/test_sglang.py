@@ -1,9 +1,10 @@
-"""SGLang 0.5.16's released ring kernels, run in Triton's interpreter, agree with the recurrence.
+"""SGLang 0.5.16's released ring kernels agree with the recurrence.
 
 The kernels come unedited from the wheel in the cache (without it these tests are skipped and say
-so). A short history with every operation that they own is walked: a wrapped window, folds across
-the wrap, zero and full acceptance, padding, reuse of a slot, NaN in dead memory. So that agreeing
-means something, one argument of a launch is then made wrong, and must be found.
+so) and run in Triton's interpreter, or on a GPU with `--device cuda`. A short history with every
+operation that they own is walked: a wrapped window, folds across the wrap, zero and full
+acceptance, padding, reuse of a slot, NaN in dead memory. So that agreeing means something, one
+argument of a launch is then made wrong, and must be found.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from ringfold.fuzz import campaign
-from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import (
@@ -68,15 +69,15 @@ def trace(*operations: Operation, dtype: str = "float32") -> Trace:
     return made
 
 
-def walked(name: str = RELEASE, **options: Any) -> Verdict:
-    return campaign.walk(trace(*EVERYTHING, **options), resolve(name))
+def walked(device: Device, name: str = RELEASE, **options: Any) -> Verdict:
+    return campaign.walk(trace(*EVERYTHING, **options), resolve(name, device))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("suffix", ["", "+split"])
-def test_it_agrees(suffix: str, dtype: str) -> None:
+def test_it_agrees(suffix: str, dtype: str, device: Device) -> None:
     """Through every operation that it owns; verify and flush together and one at a time."""
-    verdict = walked(RELEASE + suffix, dtype=dtype)
+    verdict = walked(device, RELEASE + suffix, dtype=dtype)
 
     assert verdict.mismatches == []
     assert verdict.skipped == {}
@@ -96,9 +97,11 @@ def test_it_agrees(suffix: str, dtype: str) -> None:
         ("reset", {"max_spec_len": 8}, "cursors"),
     ],
 )
-def test_a_wrong_argument_is_found(wrapper: str, change: dict[str, Any], check: str | None) -> None:
+def test_a_wrong_argument_is_found(
+    wrapper: str, change: dict[str, Any], check: str | None, device: Device
+) -> None:
     """The adapter's arguments matter; a crash is a finding too."""
-    target: Any = resolve(RELEASE)
+    target: Any = resolve(RELEASE, device)
     right = getattr(target.wrappers, wrapper)
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +116,7 @@ def test_a_wrong_argument_is_found(wrapper: str, change: dict[str, Any], check: 
 
 
 @pytest.mark.parametrize(("base", "records"), [(0, 0), (7, 1), (3, 4), (6, 5), (1, 6)], ids=str)
-def test_a_request_can_be_placed_in_any_state(base: int, records: int) -> None:
+def test_a_request_can_be_placed_in_any_state(base: int, records: int, device: Device) -> None:
     """Two steps from there agree, a fold of placed records among them."""
     flush = records + 4 > 8
     made = trace(
@@ -124,22 +127,24 @@ def test_a_request_can_be_placed_in_any_state(base: int, records: int) -> None:
         Commit(tag=3, accepted=(1,), dead="nan"),
     )
 
-    verdict = campaign.walk(made, resolve(RELEASE))
+    verdict = campaign.walk(made, resolve(RELEASE, device))
 
     assert verdict.mismatches == []
     assert verdict.compared["state-local"] >= 3
     assert ("fold" in verdict.situations) == (records > 2)
 
 
-def test_bfloat16_is_refused() -> None:
+def test_bfloat16_is_refused(device: Device) -> None:
     """The interpreter is silently wrong there, so nothing is walked."""
+    if device == "cuda":
+        pytest.skip("a GPU computes bfloat16")
     with pytest.raises(RefusedError, match="bfloat16 is silently wrong"):
-        walked(dtype="bfloat16")
+        walked(device, dtype="bfloat16")
 
 
-def test_it_names_the_files_that_run() -> None:
+def test_it_names_the_files_that_run(device: Device) -> None:
     """Release, versions, and the SHA-256 of each file loaded, as it lies in the wheel."""
-    target = cast(Any, resolve(RELEASE))
+    target = cast(Any, resolve(RELEASE, device))
     identity = target.identity()
     wheel = wheels.find(RELEASE)
     assert wheel is not None
