@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import ringfold
 from ringfold.fuzz.target import IEEE, TF32, Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
-from ringfold.fuzz.targets.pooled import Batch, PooledTarget
-from ringfold.sim.dialects import SNAPSHOTS_DIALECT
+from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots
 from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
@@ -40,11 +39,8 @@ class TritonRing(DropInRing):
         return TritonRecurrent(f"{self.name} recurrent", self.device)
 
 
-class TritonRecurrent(PooledTarget):
+class TritonRecurrent(CopiedSnapshots):
     """`ringfold.kernels`, the recurrent verify with a snapshot per drafted token."""
-
-    dialect = SNAPSHOTS_DIALECT
-    precision = IEEE
 
     def identity(self) -> Mapping[str, str]:
         """Version, and what runs it."""
@@ -74,12 +70,3 @@ class TritonRecurrent(PooledTarget):
             use_qk_l2norm_in_kernel=self.setup.l2norm,
             null_block_id=NULL_SLOT,
         )
-
-    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
-        """Copy the snapshot of the last accepted token over the checkpoint."""
-        keep = (slots > NULL_SLOT) & (accepted > 0)
-        slot, last = slots[keep].long(), accepted[keep].long() - 1
-        self.memory["checkpoint"][:, slot] = self.memory["snapshots"][:, slot, last]
-
-    def launch_reset(self, slots: torch.Tensor) -> None:
-        """There are no cursors."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays
 from ringfold.fuzz.target import (
+    IEEE,
     TF32,
     Device,
     Floats,
@@ -27,7 +28,7 @@ from ringfold.fuzz.target import (
     View,
 )
 from ringfold.fuzz.targets import interpreter
-from ringfold.sim.dialects import CHECKPOINT, Dialect
+from ringfold.sim.dialects import CHECKPOINT, SNAPSHOTS_DIALECT, Dialect
 from ringfold.sim.precision import EMULATED
 from ringfold.sim.setup import NULL_SLOT, Setup
 from ringfold.sim.slots import Slots
@@ -181,3 +182,22 @@ class PooledTarget(ABC):
         import torch
 
         return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
+
+
+class CopiedSnapshots(PooledTarget):
+    """A recurrent verify that stores a snapshot per drafted token; a subclass launches it.
+
+    Committing is a plain copy of one snapshot, so that a twin's state is what the kernel wrote.
+    """
+
+    dialect = SNAPSHOTS_DIALECT
+    precision = IEEE
+
+    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
+        """Copy the snapshot of the last accepted token over the checkpoint."""
+        keep = (slots > NULL_SLOT) & (accepted > 0)
+        slot, last = slots[keep].long(), accepted[keep].long() - 1
+        self.memory["checkpoint"][:, slot] = self.memory["snapshots"][:, slot, last]
+
+    def launch_reset(self, slots: torch.Tensor) -> None:
+        """There are no cursors."""

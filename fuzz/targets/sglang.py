@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from ringfold.fuzz.target import IEEE, TF32, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
-from ringfold.fuzz.targets.pooled import Batch, PooledTarget
+from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots, PooledTarget
 from ringfold.fuzz.targets.sglang_release import RECURRENT, RING, Release
-from ringfold.sim.dialects import SNAPSHOTS_DIALECT
-from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
     import torch
@@ -77,14 +75,9 @@ class SglangRing(ReleasedTarget, DropInRing):
         return SglangRecurrent(self.release, f"{self.release.name} recurrent")
 
 
-class SglangRecurrent(ReleasedTarget):
-    """`snapshots`: the recurrent verify, which stores a snapshot per drafted token.
+class SglangRecurrent(ReleasedTarget, CopiedSnapshots):
+    """`snapshots`: the recurrent verify, which stores a snapshot per drafted token."""
 
-    Committing is a plain copy of one snapshot, so that a twin's state is what the kernel wrote.
-    """
-
-    dialect = SNAPSHOTS_DIALECT
-    precision = IEEE
     padding_slots = (-1,)  # its kernel knows no null slot: 0 is a request's
     files: tuple[str, ...] = (RECURRENT,)
 
@@ -103,15 +96,6 @@ class SglangRecurrent(ReleasedTarget):
             cache_steps=self.setup.window,
         )
         out.copy_(outputs)
-
-    def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
-        """Copy the snapshot of the last accepted token over the checkpoint."""
-        keep = (slots > NULL_SLOT) & (accepted > 0)
-        slot, last = slots[keep].long(), accepted[keep].long() - 1
-        self.memory["checkpoint"][:, slot] = self.memory["snapshots"][:, slot, last]
-
-    def launch_reset(self, slots: torch.Tensor) -> None:
-        """There are no cursors."""
 
 
 def launch_recurrent(
