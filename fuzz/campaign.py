@@ -24,12 +24,11 @@ import msgspec
 from ringfold.fuzz import failures
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.generate import Plan, history, windows
-from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.shrink import Shrunk
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, Trace, Verify
-from ringfold.fuzz.walk import Verdict, Walk
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.situations import reachable_situations
 
 KEPT_MAX: Final = 5
@@ -193,17 +192,6 @@ def _target(name: str, device: Device) -> Target:
     return resolve(name, device)
 
 
-def walk(
-    trace: Trace,
-    target: Target,
-    out_of_time: Callable[[], bool] = lambda: False,
-    on_windows: Callable[[int], None] = lambda count: None,
-) -> Verdict:
-    """Walk `trace` on `target`, which is opened anew."""
-    payload = Payload(trace.setup, trace.payload.seed, trace.payload.profile)
-    return Walk(trace, target, payload, out_of_time=out_of_time, on_windows=on_windows).run()
-
-
 def _warm_up(plan: Plan) -> tuple[dict[str, str], float]:
     """Compile what the plan's setup needs; returns the target's identity and the seconds."""
     start = time.perf_counter()
@@ -226,7 +214,9 @@ def _walk_lot(lot: Lot) -> list[Walked]:
         if _orders.out_of_time():
             break
         trace = history(lot.plan, _orders.seed, number)
-        verdict = walk(trace, target, _orders.out_of_time, _orders.clock.count)
+        verdict = walk(
+            trace, target, out_of_time=_orders.out_of_time, on_windows=_orders.clock.count
+        )
         result = Walked(lot.configuration, number, verdict)
         if verdict.mismatches:
             identity = dict(target.identity())

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays, failures, replay
+from ringfold.fuzz import arrays, failures
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.campaign import cores
 from ringfold.fuzz.payload import Payload
@@ -34,6 +34,7 @@ from ringfold.fuzz.shrink import Written
 from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Commit, PayloadSpec, Place, Symptom, Trace, Verify
+from ringfold.fuzz.walk import walk
 from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
@@ -156,7 +157,7 @@ def _walk_halves(plan: Plan, numbers: Sequence[int], walked: Walked) -> bool:
     """Add to `walked`; returns whether these transitions fail."""
     steps, target = protocol_steps(plan.setup).transitions, _target(plan.target, plan.device)
     trace = history(plan, [steps[i] for i in numbers])
-    verdict = replay.walk(trace, target, Path())
+    verdict = walk(trace, target)
     walked.windows += verdict.windows
     if not verdict.mismatches:
         walked.covered += len(numbers)

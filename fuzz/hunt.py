@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any, Final, NamedTuple
 
-from ringfold.fuzz.campaign import Budget, lots, walk
+from ringfold.fuzz.campaign import Budget, lots
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.frame import Dead
@@ -18,6 +18,7 @@ from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.target import Device, Target, refusal
 from ringfold.fuzz.trace import Trace
+from ringfold.fuzz.walk import walk
 
 STEPS: Final = {"cpu": 30, "cuda": 24}
 """Steps of a random history."""
@@ -102,7 +103,7 @@ def hunt(
             if out_of_time():
                 return Hunt(None, [], windows, histories, seconds())
             trace = history(lot.plan, seed, number)
-            verdict = walk(trace, target, out_of_time)
+            verdict = walk(trace, target, out_of_time=out_of_time)
             windows += verdict.windows
             histories += 1
             if verdict.mismatches:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from ringfold.fuzz.known import KnownFailure
 from ringfold.fuzz.mismatch import Mismatch, failed_checks
-from ringfold.fuzz.payload import Payload, load_tensors
-from ringfold.fuzz.target import Device, RefusedError, Target
+from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError, resolve
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
-from ringfold.fuzz.walk import Verdict, Walk
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.setup import SetupError
 
 
@@ -26,6 +27,10 @@ class Outcome(StrEnum):
     """It showed a mismatch when it was written, and shows none now."""
     FAILED = "FAILED"
     """It shows a mismatch."""
+    KNOWN = "KNOWN"
+    """It shows the mismatch that it is known for, on a version that is known to have it."""
+    GONE = "GONE"
+    """It is known to fail, and does not: what is known is wrong, and nobody would be told."""
     ERROR = "ERROR"
     """It could not be read, or its target cannot walk it."""
     MISSING = "MISSING"
@@ -47,28 +52,25 @@ class Replayed(msgspec.Struct):
     largest: dict[str, float] = {}
 
 
-def replay(path: Path, target_name: str | None, device: Device) -> Replayed:
+def replay(
+    path: Path, target_name: str | None, device: Device, known: Sequence[KnownFailure] = ()
+) -> Replayed:
     """Walk the trace at `path` on its own target, or on the one called `target_name`."""
     name = target_name or ""
     try:
         trace = load(path)
         name = target_name or trace.target or "sim"
-        verdict = walk(trace, resolve(name, device), path.parent)
+        verdict = walk(trace, resolve(name, device), folder=path.parent)
     except (TraceError, UnknownTargetError, SetupError, RefusedError) as error:
         return Replayed(str(path), name, Outcome.ERROR, str(error))
     except (MissingTargetError, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
-    return judge(trace, verdict, str(path), name)
+    return judge(trace, verdict, str(path), name, known)
 
 
-def walk(trace: Trace, target: Target, folder: Path) -> Verdict:
-    """Walk `trace`, whose explicit tensors, if any, lie in `folder`."""
-    spec = trace.payload
-    tensors = load_tensors(folder / spec.tensors, trace.setup) if spec.tensors else None
-    return Walk(trace, target, Payload(trace.setup, spec.seed, spec.profile, tensors)).run()
-
-
-def judge(trace: Trace, verdict: Verdict, path: str, name: str) -> Replayed:
+def judge(
+    trace: Trace, verdict: Verdict, path: str, name: str, known: Sequence[KnownFailure] = ()
+) -> Replayed:
     """Compare what was seen when the trace was written with what is seen now."""
     replayed = Replayed(
         path,
@@ -90,8 +92,19 @@ def judge(trace: Trace, verdict: Verdict, path: str, name: str) -> Replayed:
             )
             break
     failing = trace.expected != "agree"
+    expected = [failure for failure in known if failure.concerns(Path(path), name)]
     if verdict.mismatches:
         replayed.account = verdict.mismatches[0].sentence()
+        if all(any(f.excuses(m, trace) for f in expected) for m in verdict.mismatches):
+            replayed.outcome = Outcome.KNOWN
+            replayed.account += f" Known: {', '.join(f.reference for f in expected)}."
+    elif expected:
+        replayed.outcome = Outcome.GONE
+        replayed.account = (
+            f"{verdict.windows} row-windows agree, but it is known to fail: "
+            f"{'; '.join(map(str, expected))}. Take {name} out of what is known, or find out why "
+            "the trace no longer shows it"
+        )
     elif failing:
         replayed.outcome = Outcome.FIXED
         replayed.account = f"{verdict.windows} row-windows agree; a mismatch was recorded"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ringfold.fuzz import failures, replay, simpler
+from ringfold.fuzz import failures, simpler
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.target import Device, Target
@@ -38,6 +38,7 @@ from ringfold.fuzz.trace import (
     unroll,
     validate,
 )
+from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import ACTIVATIONS
 
 SECONDS_MAX: Final = 60.0
@@ -301,7 +302,7 @@ class _Shrinker:
             raise TimeoutError
         self.walks += 1
         try:
-            return replay.walk(trace, self.target, self.folder).mismatches
+            return walk(trace, self.target, folder=self.folder).mismatches
         except Exception:  # noqa: BLE001 - a target may refuse a smaller setup in any way
             return []
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from ringfold.fuzz.frame import Dead, Region
 from ringfold.fuzz.judge import Judge, Position
 from ringfold.fuzz.ledger import Ledger, stacked
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
-from ringfold.fuzz.payload import PADDING, Payload, tokens_of
+from ringfold.fuzz.payload import PADDING, Payload, load_tensors, tokens_of
 from ringfold.fuzz.placing import place
 from ringfold.fuzz.target import Inputs, RefusedError, Request, Target, refusal
 from ringfold.fuzz.trace import (
@@ -514,3 +515,18 @@ class Walk:
             yield
         finally:
             self.seconds[part] += time.perf_counter() - start
+
+
+def walk(
+    trace: Trace,
+    target: Target,
+    *,
+    folder: Path = Path(),
+    out_of_time: Callable[[], bool] = lambda: False,
+    on_windows: Callable[[int], None] = lambda count: None,
+) -> Verdict:
+    """Walk `trace` on `target`, which is opened anew; explicit tensors, if any, lie in `folder`."""
+    setup, spec = trace.setup, trace.payload
+    tensors = load_tensors(folder / spec.tensors, setup) if spec.tensors else None
+    payload = Payload(setup, spec.seed, spec.profile, tensors)
+    return Walk(trace, target, payload, out_of_time=out_of_time, on_windows=on_windows).run()

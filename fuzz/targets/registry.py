@@ -87,7 +87,7 @@ def listed() -> list[Listed]:
     lacking = _lacking_packages()
     rows = [
         Listed("sim", "the simulator's ring machine, in the kernels' precision", ""),
-        Listed("sim:NAME", f"the same with one of {len(PLANTED)} planted bugs", ""),
+        Listed("sim:NAME", f"the same with one of {len(PLANTED)} bugs of docs/planted.md", ""),
     ]
     rows += [
         Listed(f"sim@{dialect}", "the simulator's machine of that protocol", "")

@@ -150,7 +150,7 @@ def add(release: str) -> Wheel:
         return present
 
     folder = _cache() / f"{name}-{version}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
         fetched = _fetch(f"{name}=={version}", Path(temporary))
         sha256 = hashlib.sha256(fetched.read_bytes()).hexdigest()
@@ -163,6 +163,7 @@ def add(release: str) -> Wheel:
                 f"recorded the first time; a release does not change, so find out why, "
                 f"then remove {folder}"
             )
+        folder.mkdir(exist_ok=True)
         fetched.replace(folder / record.wheel)
     _write_record(folder, record)
     return Wheel(f"{name}=={version}", folder / record.wheel, sha256)

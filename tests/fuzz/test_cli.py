@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from ringfold.fuzz import campaign, cli, failures
+from ringfold.fuzz import cli, failures
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
+from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
 
 BUG = "sim:fold-reads-from-row-zero"
@@ -95,7 +96,7 @@ def here(
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
     """A folder with a trace that agrees, one of a failure, and one that is no trace."""
-    found = campaign.walk(HISTORY, resolve(BUG)).mismatches
+    found = walk(HISTORY, resolve(BUG)).mismatches
     failure = failures.as_failure(msgspec.structs.replace(HISTORY, target=BUG), found, {})
     save(failure, tmp_path / "failing.json")
     save(HISTORY, tmp_path / "agreeing.json")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ringfold.fuzz import campaign, failures
+from ringfold.fuzz import failures
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import (
@@ -26,6 +26,7 @@ from ringfold.fuzz.trace import (
     digest,
     load,
 )
+from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
 
 STEPS = tuple(
@@ -46,7 +47,7 @@ HISTORY = Trace(
 
 @pytest.fixture(scope="module")
 def found() -> list[Mismatch]:
-    return campaign.walk(HISTORY, resolve("sim:fold-reads-from-row-zero")).mismatches
+    return walk(HISTORY, resolve("sim:fold-reads-from-row-zero")).mismatches
 
 
 @pytest.fixture

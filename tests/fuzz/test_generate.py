@@ -13,13 +13,13 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ringfold.fuzz import campaign
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.generate import DIRECTED, Plan, history, windows
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import Commit, Free, Operation, Trace, Verify, validate
+from ringfold.fuzz.walk import walk
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Geometry, Setup
 from ringfold.sim.situations import reachable_situations
@@ -68,13 +68,13 @@ def test_the_directed_history_goes_everywhere(dialect: str) -> None:
     for ring, window, slots in ((8, 2, 5), (2, 1, 3), (8, 4, 2), (16, 4, 5)):
         made = history(plan(dialect, ring=ring, window=window, slots=slots), 1, DIRECTED)
 
-        verdict = campaign.walk(made, target)
+        verdict = walk(made, target)
 
         assert verdict.mismatches == []
         assert set(verdict.situations) >= reachable_situations(made.setup)
     # That is worth saying only because a random history of that length does not.
     random = history(plan(dialect, directed=False), 1, DIRECTED)
-    seen = set(campaign.walk(random, target).situations)
+    seen = set(walk(random, target).situations)
     assert dialect in ("snapshots", "fold-every-commit") or not seen >= reachable_situations(
         random.setup
     )
@@ -86,7 +86,7 @@ def test_windows_are_counted_before_they_are_walked(dialect: str) -> None:
     for number in range(4):
         made = history(plan(dialect), 8, number)
 
-        assert windows(made) == campaign.walk(made, resolve(f"sim@{dialect}")).windows > 0
+        assert windows(made) == walk(made, resolve(f"sim@{dialect}")).windows > 0
 
 
 def test_a_history_is_what_its_key_says() -> None:

@@ -11,12 +11,13 @@ from collections import Counter
 
 import pytest
 
-from ringfold.fuzz.campaign import Budget, lots, walk
+from ringfold.fuzz.campaign import Budget, lots
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import hunt, plans
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Verify
+from ringfold.fuzz.walk import walk
 
 BUG = "sim:fold-newest-first"
 SEED = 5

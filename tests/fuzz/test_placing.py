@@ -12,13 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from ringfold.fuzz.campaign import walk
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import Floats
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import Commit, Operation, PayloadSpec, Place, Trace, Verify
-from ringfold.fuzz.walk import Walk
+from ringfold.fuzz.walk import Walk, walk
 from ringfold.sim.cursors import reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Dtypes, Geometry, Setup

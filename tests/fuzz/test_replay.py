@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ringfold.fuzz import campaign, failures
+from ringfold.fuzz import failures
 from ringfold.fuzz.replay import Outcome, Replayed, replay
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
+from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 BUG = "sim:fold-reads-from-row-zero"
@@ -41,7 +42,7 @@ HISTORY = Trace(
 @pytest.fixture
 def failing(tmp_path: Path) -> Path:
     """A trace that the bug fails, at the second fold: the first one's records are at row 0."""
-    found = campaign.walk(HISTORY, resolve(BUG)).mismatches
+    found = walk(HISTORY, resolve(BUG)).mismatches
     failure = failures.as_failure(msgspec.structs.replace(HISTORY, target=BUG), found, {})
     return failures.write(failure, found, tmp_path)
 

@@ -21,7 +21,6 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from ringfold.fuzz import cli, simpler
-from ringfold.fuzz.campaign import walk
 from ringfold.fuzz.hunt import hunt
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.shrink import NoFailureError, Shrunk, cause, shrink, size, steps, write
@@ -43,6 +42,7 @@ from ringfold.fuzz.trace import (
     save,
     validate,
 )
+from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 SEEDS = range(4)

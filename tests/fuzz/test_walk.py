@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ringfold.fuzz import campaign
 from ringfold.fuzz.campaign import Budget, lots
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.generate import Plan, history
@@ -43,7 +42,7 @@ from ringfold.fuzz.trace import (
     unroll,
     validate,
 )
-from ringfold.fuzz.walk import Verdict
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.cursors import reachable
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Dtypes, Geometry, Setup
@@ -66,7 +65,7 @@ def trace(*operations: Operation, setup: Setup = SETUP, profile: str = "slow-dec
 
 
 def walked(made: Trace, target: SimulatedTarget | None = None) -> Verdict:
-    return campaign.walk(made, target or SimulatedTarget())
+    return walk(made, target or SimulatedTarget())
 
 
 def steps(count: int, request: Request = 0, accepted: int = 2) -> list[Operation]:
@@ -157,7 +156,7 @@ class TestARightTarget:
         made = trace(Admit(request=1, tag=90), Admit(request=2, tag=91), *plain, setup=setup)
         target = resolve(f"sim@{dialect}")
 
-        verdict = campaign.walk(made, target)
+        verdict = walk(made, target)
 
         assert verdict.mismatches == []
         assert verdict.skipped == {}
@@ -175,7 +174,7 @@ class TestARightTarget:
             operations[2] = Place(request=2, tag=2, base=7, records=4, flush=False)
         made = trace(*operations, setup=setup)
 
-        verdict = campaign.walk(made, resolve(f"sim@{other}"))
+        verdict = walk(made, resolve(f"sim@{other}"))
 
         assert verdict.mismatches == []
         assert verdict.windows == 20
@@ -278,7 +277,7 @@ class TestARightTarget:
         """A walk that was cut short says so, and has judged what it did."""
         asked = iter([False] * 5 + [True])
 
-        verdict = campaign.walk(FOLDING, SimulatedTarget(), lambda: next(asked))
+        verdict = walk(FOLDING, SimulatedTarget(), out_of_time=lambda: next(asked))
 
         assert not verdict.complete
         assert verdict.operations == 5
@@ -871,7 +870,7 @@ def test_a_deliberate_fault_is_found_from_any_seed(bug: str) -> None:
     started, found = time.perf_counter(), ""
     for lot in lots(plans, seed, Budget(1000, None), "cpu"):
         for number in lot.numbers:
-            verdict = campaign.walk(history(lot.plan, seed, number), target)
+            verdict = walk(history(lot.plan, seed, number), target)
             if verdict.mismatches:
                 found = verdict.mismatches[0].sentence()
                 break

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfold.fuzz import campaign
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import RefusedError
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
@@ -30,7 +29,7 @@ from ringfold.fuzz.trace import (
     Verify,
     validate,
 )
-from ringfold.fuzz.walk import Verdict
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
@@ -107,7 +106,7 @@ def walked(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     made = Trace(setup=setup, payload=PayloadSpec(1, "slow-decay"), operations=HISTORY)
     validate(made)
     try:
-        return campaign.walk(made, resolve(f"{name}:Mine"))
+        return walk(made, resolve(f"{name}:Mine"))
     finally:
         sys.modules.pop(name, None)
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ringfold.fuzz import campaign
 from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import resolve
@@ -32,7 +31,7 @@ from ringfold.fuzz.trace import (
     Verify,
     validate,
 )
-from ringfold.fuzz.walk import Verdict
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 pytest.importorskip("triton")
@@ -70,7 +69,7 @@ def trace(*operations: Operation, dtype: str = "float32") -> Trace:
 
 
 def walked(device: Device, name: str = RELEASE, **options: Any) -> Verdict:
-    return campaign.walk(trace(*EVERYTHING, **options), resolve(name, device))
+    return walk(trace(*EVERYTHING, **options), resolve(name, device))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -109,7 +108,7 @@ def test_a_wrong_argument_is_found(
 
     target.wrappers = target.wrappers._replace(**{wrapper: wrong})
 
-    found = campaign.walk(trace(*EVERYTHING), target).mismatches
+    found = walk(trace(*EVERYTHING), target).mismatches
 
     assert found
     assert check is None or found[0].check == check
@@ -127,7 +126,7 @@ def test_a_request_can_be_placed_in_any_state(base: int, records: int, device: D
         Commit(tag=3, accepted=(1,), dead="nan"),
     )
 
-    verdict = campaign.walk(made, resolve(RELEASE, device))
+    verdict = walk(made, resolve(RELEASE, device))
 
     assert verdict.mismatches == []
     assert verdict.compared["state-local"] >= 3

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import walk
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.target import Request, Target
@@ -30,6 +29,7 @@ from ringfold.fuzz.targets.sglang_release import (
 )
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import load
+from ringfold.fuzz.walk import walk
 
 FLA = "sglang/kernels/ops/attention/fla/"
 LINEAR = "sglang/kernels/ops/attention/linear/"
