@@ -21,8 +21,9 @@ from rich.text import Text
 from ringfold import __version__
 from ringfold.fuzz import explain as explaining
 from ringfold.fuzz import explore as exploring
+from ringfold.fuzz import known as known_failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.campaign import REPORT, Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.memory import memory
 from ringfold.fuzz.commands.simulate import simulate
@@ -38,6 +39,7 @@ from ringfold.fuzz.console import (
 from ringfold.fuzz.explore import Explored
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.hunt import plans as plans_of
+from ringfold.fuzz.known import KnownFailuresError
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
 from ringfold.fuzz.target import Device, RefusedError
@@ -56,6 +58,15 @@ STOPPED: Final = 130
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """ClickException, be it Click's or the copy that newer releases of Typer bring along."""
+
+USERS_ERRORS: Final = (
+    SetupError,
+    TraceError,
+    KnownFailuresError,
+    UnknownTargetError,
+    ReleaseError,
+    RefusedError,
+)
 
 TIME_MAX_DEFAULT: Final = 60.0
 
@@ -241,17 +252,33 @@ def replay(
         str | None, typer.Option(help="Walk this target in place of the recorded one.")
     ] = None,
     device: OnDevice = "cpu",
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Failures that are expected. [a folder's own {known_failures.FILE}]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk kept traces again: FIXED, FAILED, AGREES, MISSING (its target) or ERROR (the file)."""
+    """Walk kept traces again, and say what became of each.
+
+    AGREES, FIXED, KNOWN; FAILED, GONE (a known failure that passes); ERROR (in a file); MISSING
+    (its target).
+    """
     on = _device(device)
     paths = [found for path in traces for found in _trace_files(path)]
+    expected = [
+        failure
+        for file in ([known] if known else filter(Path.is_file, map(_known_file, traces)))
+        for failure in known_failures.load(file)
+    ]
     replayed = []
     with progress_display() as progress:
         task = progress.add_task("replaying", total=len(paths))
         for path in paths:
             progress.update(task, description=f"replaying {path}", advance=1)
-            replayed.append(replay_trace(path, target, on))
+            replayed.append(replay_trace(path, target, on, expected))
     if as_json:
         print_json({"traces": replayed})
     else:
@@ -260,7 +287,7 @@ def replay(
     outcomes = {one.outcome for one in replayed}
     raise typer.Exit(
         MISMATCH
-        if Outcome.FAILED in outcomes
+        if outcomes & {Outcome.FAILED, Outcome.GONE}
         else USAGE
         if Outcome.ERROR in outcomes
         else INCONCLUSIVE
@@ -278,11 +305,15 @@ def _show_replayed(one: Replayed) -> None:
         out.print(f"      > {one.changed}", markup=False)
 
 
+def _known_file(path: Path) -> Path:
+    return path / known_failures.FILE
+
+
 def _trace_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     found = sorted(path.rglob("*.json"))
-    traces = [p for p in found if p.name != "report.json"]
+    traces = [p for p in found if p.name not in {REPORT, known_failures.FILE}]
     if not traces:
         raise TraceError(f"{path}: holds no trace (*.json): name a trace or a folder of them")
     return traces
@@ -308,22 +339,7 @@ def explain(
         "ring rows: . dead, # live, f folded by the verify in flight, w window in flight",
         markup=False,
     )
-    table = Table(
-        "", "operation", "request", "", "pos", "base", "flush", "ring", box=None, pad_edge=False
-    )
-    for line in lines:
-        number = f"{line.number}" + (f" ({line.iteration})" if line.iteration else "")
-        cells = [number, line.operation]
-        if not line.lanes:
-            table.add_row(*map(Text, cells))
-        for lane in line.lanes:
-            cursors = (lane.write_pos, lane.cache_base, lane.is_flush)
-            row = (*cells, str(lane.request), lane.did, *map(str, cursors), lane.ring)
-            table.add_row(*map(Text, row))
-            cells = ["", ""]
-        if line.failed:
-            table.add_row("", f"^ here: {', '.join(line.failed)}", *[""] * 6, style="bold red")
-    print_table(table)
+    print_table(explaining.table(lines))
 
 
 # ------------------------------------------------------------------ targets
@@ -507,13 +523,7 @@ def _device(name: str) -> Device:
         return "cpu"
     if name != "cuda":
         raise typer.BadParameter(f"{name!r} is neither cpu nor cuda", param_hint="--device")
-    try:
-        import torch
-    except ImportError:
-        remedy = "pip install 'ringfold[kernels]'"
-        raise MissingTargetError(f"--device cuda needs torch: type {remedy}") from None
-    if not torch.cuda.is_available():
-        raise MissingTargetError("--device cuda: torch sees no CUDA device here; use --device cpu")
+    registry.require("cuda")
     return "cuda"
 
 
@@ -554,7 +564,7 @@ def main() -> None:
         code = app(prog_name="ringfold", standalone_mode=False)
     except USAGE_ERRORS as error:
         _fail(USAGE, error.format_message(), as_json)
-    except (SetupError, TraceError, UnknownTargetError, ReleaseError, RefusedError) as error:
+    except USERS_ERRORS as error:
         _fail(USAGE, str(error), as_json)
     except (MissingTargetError, WheelError) as error:
         _fail(INCONCLUSIVE, str(error), as_json)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from ringfold.fuzz.ledger import Entry, Ledger
 from ringfold.fuzz.mismatch import failed_checks
@@ -70,6 +72,26 @@ def explain(trace: Trace) -> Iterator[Line]:
             if request in ledger.entries
         ]
         yield Line(number, iteration, text, lanes, failed.get(number, []))
+
+
+def table(lines: Iterable[Line]) -> Table:
+    """The same to print."""
+    drawn = Table(
+        "", "operation", "request", "", "pos", "base", "flush", "ring", box=None, pad_edge=False
+    )
+    for line in lines:
+        number = f"{line.number}" + (f" ({line.iteration})" if line.iteration else "")
+        cells = [number, line.operation]
+        if not line.lanes:
+            drawn.add_row(*map(Text, cells))
+        for lane in line.lanes:
+            cursors = (lane.write_pos, lane.cache_base, lane.is_flush)
+            row = (*cells, str(lane.request), lane.did, *map(str, cursors), lane.ring)
+            drawn.add_row(*map(Text, row))
+            cells = ["", ""]
+        if line.failed:
+            drawn.add_row("", f"^ here: {', '.join(line.failed)}", *[""] * 6, style="bold red")
+    return drawn
 
 
 def _apply(

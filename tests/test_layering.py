@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "fuzz": {"oracle", "sim", "kernels", "fuzz"},
     "__init__": set[str](),
     "__main__": {"fuzz"},
+    "pytest_plugin": {"fuzz"},
 }
 WITHOUT_A_GPU_STACK = {"oracle", "sim"}
 
@@ -83,6 +84,7 @@ def test_every_room_is_looked_at() -> None:
         "sim",
         "fuzz",
         "__main__",
+        "pytest_plugin",
     }
 
 
@@ -103,6 +105,7 @@ def test_every_room_is_looked_at() -> None:
         ("ringfold.fuzz.walk", "from kernels.fold import fold"),
         ("ringfold.__init__", "from ringfold.oracle import gdn"),
         ("ringfold.__main__", "from ringfold.sim import cursors"),
+        ("ringfold.pytest_plugin", "def late():\n    from ringfold.sim import cursors"),
     ],
 )
 def test_the_checker_sees_an_offence(module: str, source: str) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from inspect import get_annotations
 from typing import Final, NamedTuple
 
@@ -77,6 +78,19 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         f"target {name!r} is unknown: type `ringfold targets` for those there are, "
         "or name your own as package.module:Class"
     )
+
+
+def require(device: Device) -> None:
+    """Raise MissingTargetError where this machine has no such device."""
+    if device == "cpu":
+        return
+    try:
+        import torch
+    except ImportError:
+        remedy = "pip install 'ringfold[kernels]'"
+        raise MissingTargetError(f"--device cuda needs torch: type {remedy}") from None
+    if not torch.cuda.is_available():
+        raise MissingTargetError("--device cuda: torch sees no CUDA device here; use --device cpu")
 
 
 def listed() -> list[Listed]:
@@ -202,8 +216,18 @@ def _users(name: str, device: Device) -> Target:
             f"target {name!r} can't be imported ({error!r}): it must be package.module:Class, "
             "with the package on PYTHONPATH"
         ) from error
+    return build(kind, name, device)
+
+
+def build(kind: Callable[[Device], Target], name: str, device: Device) -> Target:
+    """A target of a class that somebody else wrote; `name` is for what is said of it.
+
+    Raises:
+        UnknownTargetError: the class raises, or what it makes is no target.
+        MissingTargetError, WheelError: as the class raises them.
+    """
     try:
-        target: Target = kind(device)
+        target = kind(device)
     except (MissingTargetError, WheelError):
         raise
     except Exception as error:  # likewise
