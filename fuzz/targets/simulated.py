@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ringfold import __version__
 from ringfold.fuzz.payload import packed, tokens_of
 from ringfold.fuzz.target import TF32, Device, Floats, HeadParameters, Inputs, Request, Target, View
+from ringfold.fuzz.variations import BITWISE
 from ringfold.sim.machine import Machine
 from ringfold.sim.precision import EMULATED_TF32
 from ringfold.sim.ring import Ring
@@ -30,6 +31,7 @@ class SimulatedTarget:
     device: Device = "cpu"
     precision = TF32
     operations = frozenset({"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"})
+    repeats_bits = BITWISE
 
     def __init__(self, name: str = "sim", machine: type[Machine] = Ring) -> None:
         self.name = name
