@@ -126,6 +126,7 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
         ("explain nowhere.json", 2, "nowhere.json: does not exist: check the path"),
         ("explain broken/trace.json", 2, "broken/trace.json: "),
         ("replay empty", 2, "empty: holds no trace (*.json): name a trace or a folder of them"),
+        ("replay x.json --known no.json", 2, "no.json: not a list of known failures: [Errno 2]"),
         ("targets add sglang", 2, "is not written name==version, such as sglang==0.5.16"),
         ("nonsense", 2, "No such command"),
         pytest.param(
