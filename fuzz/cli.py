@@ -22,6 +22,7 @@ from ringfold import __version__
 from ringfold.fuzz import explain as explaining
 from ringfold.fuzz import explore as exploring
 from ringfold.fuzz import known as known_failures
+from ringfold.fuzz import metamorphic
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.campaign import REPORT, Budget, Campaign, Report
 from ringfold.fuzz.commands.drift import drift
@@ -40,6 +41,7 @@ from ringfold.fuzz.explore import Explored
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.known import KnownFailuresError
+from ringfold.fuzz.metamorphic import Variations
 from ringfold.fuzz.replay import Outcome, Replayed
 from ringfold.fuzz.replay import replay as replay_trace
 from ringfold.fuzz.target import Device, RefusedError
@@ -47,6 +49,7 @@ from ringfold.fuzz.targets import registry, wheels
 from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
 from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
+from ringfold.fuzz.variations import VARIATIONS
 from ringfold.sim.setup import ACTIVATIONS, Dtypes, Geometry, Setup, SetupError
 
 AGREE: Final = 0
@@ -511,6 +514,61 @@ def _show_explored(report: Explored) -> None:
         f"{report.failing} of them fail; {report.cursor_inputs} cursor inputs, "
         f"{report.cursor_inputs_wrong} wrong; {report.windows} row-windows "
         f"in {report.seconds:.0f} s.",
+        markup=False,
+    )
+
+
+# ------------------------------------------------------------------ vary
+
+
+@app.command()
+def vary(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="What to test; see `ringfold targets`.")
+    ],
+    device: OnDevice = "cpu",
+    seed: Annotated[
+        int, typer.Option(help="Decides every history and how it is varied.", min=0, max=2**32 - 1)
+    ] = 0,
+    max_windows: Annotated[
+        int, typer.Option(min=1, help="Stop after so many row-windows, of all walks together.")
+    ] = 3000,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where failures/ goes. [this folder]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell each history in other ways that must change nothing, and compare what comes of them."""
+    on = _device(device)
+    under_test = registry.resolve(target, on)
+    plans = plans_of(under_test, on, name=target)
+    with progress_display() as progress:
+        progress.add_task(f"{target} on {on}: varying histories", total=None)
+        report = metamorphic.vary(
+            plans, under_test, seed, max_windows, device=on, run_dir=run_dir or Path()
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show_varied(report)
+    raise typer.Exit(MISMATCH if report.findings else AGREE)
+
+
+def _show_varied(report: Variations) -> None:
+    table = Table("variation", "judged", "bit for bit", "makes no difference", box=None)
+    for one in VARIATIONS:
+        judged, compared = report.judged.get(one.name, 0), report.compared.get(one.name, 0)
+        table.add_row(one.name, str(judged), str(compared), one.holds)
+    print_table(table)
+    for finding in report.findings:
+        out.print()
+        out.print(f"{report.target}: {finding.sentence}", markup=False)
+        for line in finding.reproduce:
+            out.print(line, markup=False)
+    out.print()
+    out.print(
+        f"{report.target} on {report.device}, seed {report.seed}: {len(report.findings)} findings; "
+        f"{report.histories} histories, {report.windows} row-windows in {report.seconds:.0f} s.",
         markup=False,
     )
 
