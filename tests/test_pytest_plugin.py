@@ -77,9 +77,7 @@ def test_a_wrong_kernel_fails_with_its_smallest_history(pytester: pytest.Pyteste
             "found after * row-windows with --ringfold-seed *",
         ]
     )
-    seeds = re.findall(r"--ringfold-seed (\d+)", result.stdout.str())
-    assert len(seeds) == 2
-    assert len(set(seeds)) == 1
+    assert_one_seed(result)
     line = re.search(r"reproduce: ringfold (.*)", result.stdout.str())
     assert line is not None
     replayed = subprocess.run(
@@ -91,6 +89,21 @@ def test_a_wrong_kernel_fails_with_its_smallest_history(pytester: pytest.Pyteste
     )
     assert replayed.returncode == 1
     assert replayed.stdout.startswith("FAILED")
+
+
+def assert_one_seed(result: pytest.RunResult) -> None:
+    """The header's is that of the failure."""
+    header, failure = re.findall(r"--ringfold-seed (\d+)", result.stdout.str())
+    assert header == failure
+
+
+@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_workers_take_the_seed_of_the_header(pytester: pytest.Pytester) -> None:
+    """With pytest-xdist, whose workers would draw one each."""
+    pytester.makepyfile(THREE_LINES)
+    result = run(pytester, "-n", "1")
+    result.assert_outcomes(failed=1)
+    assert_one_seed(result)
 
 
 def test_the_same_seed_finds_the_same(pytester: pytest.Pytester) -> None:

@@ -13,7 +13,7 @@ import io
 import secrets
 from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -60,6 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Draw the seed; and tell Triton the device before any test module imports it."""
     option = config.option
+    if hasattr(config, "workerinput"):
+        option.ringfold_seed = config.workerinput["ringfold_seed"]
     if option.ringfold_seed is None:
         option.ringfold_seed = secrets.randbelow(2**32)
     if not 0 <= option.ringfold_seed < 2**32:
@@ -77,6 +79,12 @@ def pytest_configure(config: pytest.Config) -> None:
             set_device_mode(option.ringfold_device)
         except ModeError as error:
             raise pytest.UsageError(f"--ringfold-device: {error}") from error
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each worker of pytest-xdist the seed that the header shows."""
+    node.workerinput["ringfold_seed"] = node.config.option.ringfold_seed
 
 
 def pytest_report_header(config: pytest.Config) -> str:
