@@ -192,6 +192,7 @@ def vary(
     run_dir: Path | None = None,
     oracle: bool = True,
     bits: frozenset[str] | None = None,
+    variations: Sequence[Variation] = VARIATIONS,
 ) -> Variations:
     """Walk histories and all their variations, until `windows_max` row-windows are verified.
 
@@ -204,6 +205,7 @@ def vary(
         run_dir: where failures/ goes; None writes nothing.
         oracle: whether checks other than these count.
         bits: variations that must keep the bits; what the target claims, unless given.
+        variations: which to try.
     """
     start = time.perf_counter()
     claimed = getattr(target, "repeats_bits", frozenset()) if bits is None else bits
@@ -218,7 +220,7 @@ def vary(
         if plain.mismatches:
             _found(report, "none", [Varied(trace)], plain.mismatches, target, run_dir)
             continue
-        for variation in VARIATIONS:
+        for variation in variations:
             key = [seed << 32 | zlib.crc32(variation.name.encode()), number]
             varied = variation.make(trace, np.random.Generator(np.random.Philox(key=key)))
             if varied is None or not _owns(target, varied.trace):
@@ -262,18 +264,32 @@ def _found(
     if any((f.variation, f.symptom) == (variation, first.symptom) for f in report.findings):
         return
     lines: list[str] = []
-    for trace, tensors, _ in traces if run_dir is not None else ():
-        if tensors:
-            spec = msgspec.structs.replace(trace.payload, tensors=TENSORS)
-            trace = msgspec.structs.replace(trace, payload=spec)  # noqa: PLW2901
+    if run_dir is not None:
         # Of a pair neither trace fails by itself, so a replay of either must agree.
-        alone = len(traces) == 1
-        kept = as_failure(trace, mismatches, dict(target.identity())) if alone else trace
-        assert run_dir is not None
-        path = write(kept, mismatches, run_dir, report.device)
-        if tensors:
-            save_file(
-                {n: np.ascontiguousarray(x) for n, x in tensors.items()}, path.parent / TENSORS
-            )
-        lines.append(reproduce(path, trace.target, report.device))
+        fails = len(traces) == 1
+        lines = [
+            _kept(varied, mismatches, fails, target, run_dir, report.device) for varied in traces
+        ]
     report.findings.append(Finding(variation, first.sentence(), first.symptom, tuple(lines)))
+
+
+def _kept(
+    varied: Varied,
+    mismatches: list[Mismatch],
+    fails: bool,
+    target: Target,
+    run_dir: Path,
+    device: Device,
+) -> str:
+    """Write a trace and its tensors; returns the line that replays it."""
+    trace, tensors = varied.trace, varied.tensors
+    if tensors:
+        spec = msgspec.structs.replace(trace.payload, tensors=TENSORS)
+        trace = msgspec.structs.replace(trace, payload=spec)
+    if fails:
+        trace = as_failure(trace, mismatches, dict(target.identity()))
+    path = write(trace, mismatches, run_dir, device)
+    if tensors:
+        whole = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+        save_file(whole, path.parent / TENSORS)
+    return reproduce(path, trace.target, device)

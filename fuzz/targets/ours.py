@@ -9,6 +9,7 @@ import ringfold
 from ringfold.fuzz.target import IEEE, TF32, Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
 from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots
+from ringfold.fuzz.variations import BITWISE
 from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 class TritonRing(DropInRing):
     """`ringfold.kernels`, ring verify with the exact fold inside."""
+
+    repeats_bits = BITWISE  # seen in the interpreter: docs/metamorphic.md
 
     def __init__(self, name: str = "triton", device: Device = "cpu") -> None:
         super().__init__(name, device)

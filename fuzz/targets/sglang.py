@@ -13,6 +13,7 @@ from ringfold.fuzz.target import IEEE, TF32, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
 from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots, PooledTarget
 from ringfold.fuzz.targets.sglang_release import RECURRENT, RING, Release
+from ringfold.fuzz.variations import BITWISE
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ class SglangRing(ReleasedTarget, DropInRing):
     """
 
     files = (RING,)
+    repeats_bits = BITWISE  # seen in the interpreter: docs/metamorphic.md
 
     def __init__(self, release: Release, name: str, split: bool = False) -> None:
         super().__init__(release, name)
