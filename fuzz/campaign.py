@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +185,17 @@ _orders: Orders
 def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
+    threading.Thread(target=_end_with_the_campaign, daemon=True).start()
+
+
+def _end_with_the_campaign() -> None:
+    """Leave when the campaign's process is gone: nobody would hear of what is walked after that.
+
+    A pool's workers hold both ends of its queues, so they do not notice by themselves.
+    """
+    if (campaign := multiprocessing.parent_process()) is not None:
+        campaign.join()
+        os._exit(1)
 
 
 @functools.cache

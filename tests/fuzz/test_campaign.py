@@ -8,6 +8,8 @@ it is worth. The faulty targets are classes in a temporary folder, as a user wou
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shlex
@@ -15,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +120,21 @@ def campaign(
     return Campaign(made, "cpu", 11, budget, run_dir, workers, shrink).run(quiet)
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """A test that fails while it waits for a command takes it along."""
+    yield
+    while STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(STARTED.pop().pid, signal.SIGKILL)
+
+
 def command(mine: Path, *arguments: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(mine), *sys.path])
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "ringfold", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -127,7 +142,13 @@ def command(mine: Path, *arguments: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": path},
         cwd=mine,
         start_new_session=True,
+        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        preexec_fn=functools.partial(  # noqa: PLW1509 - these tests start no threads
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),
     )
+    STARTED.append(process)
+    return process
 
 
 def ran(mine: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -388,3 +409,21 @@ def test_a_plan_needs_no_directed_history() -> None:
     assert isinstance(plan, Plan)
 
     assert history(plan, 1, 0) != history(plan._replace(directed=False), 1, 0)
+
+
+def test_workers_end_with_the_campaign(mine: Path, tmp_path: Path) -> None:
+    """A campaign that is killed outright leaves no worker behind that walks for nobody."""
+    process = command(
+        mine, "fuzz", "sim", "--max-time", "300", "--workers", "2", "--run-dir", str(tmp_path)
+    )
+    deadline = time.monotonic() + SECONDS_MAX
+    while not (tmp_path / "report.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    process.kill()
+    process.communicate(timeout=SECONDS_MAX)
+
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline + SECONDS_MAX:
+            os.killpg(process.pid, 0)  # something of the group is still there
+            time.sleep(0.1)
