@@ -232,7 +232,7 @@ def _show_report(report: Report) -> None:
     verdict = (
         f"{report.mismatches} of {report.histories} histories show a mismatch"
         if report.mismatches
-        else f"no mismatch in {report.histories} histories"
+        else f"no mismatch in {report.histories} histor{'y' if report.histories == 1 else 'ies'}"
     )
     out.print()
     out.print(
