@@ -94,10 +94,14 @@ class SglangRecurrent(ReleasedTarget, CopiedSnapshots):
             inputs,
             disable_state_update=True,
             intermediate_states_buffer=self.memory["snapshots"][layer],
-            intermediate_state_indices=batch.slots,
+            intermediate_state_indices=self.snapshot_rows(batch),
             cache_steps=self.setup.window,
         )
         out.copy_(outputs)
+
+    def snapshot_rows(self, batch: Batch) -> torch.Tensor:
+        """Where each row of the batch keeps its snapshots: as a twin, by its slot."""
+        return batch.slots
 
 
 def launch_recurrent(

@@ -30,21 +30,9 @@ class SglangSnapshots(Tracks, Places, SglangRecurrent):
 
     files: tuple[str, ...] = (RECURRENT, SCATTER)
 
-    def launch_verify(
-        self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
-    ) -> None:
-        """Walk the window token by token, keeping every state on the way."""
-        outputs = launch_recurrent(
-            self,
-            layer,
-            batch,
-            inputs,
-            disable_state_update=True,
-            intermediate_states_buffer=self.memory["snapshots"][layer],
-            intermediate_state_indices=self.row_places,
-            cache_steps=self.setup.window,
-        )
-        out.copy_(outputs)
+    def snapshot_rows(self, batch: Batch) -> torch.Tensor:
+        """Snapshots are scratch of the running requests, so they lie by place."""
+        return self.row_places
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Scatter one snapshot a request through `fused_mamba_state_scatter_with_mask`."""
