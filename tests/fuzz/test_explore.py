@@ -189,7 +189,7 @@ def test_the_command_covers_everything(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["explore", "sim", *options, "--run-dir", str(tmp_path)])
 
     report = msgspec.json.decode(result.stdout)
-    assert result.exit_code == cli.AGREE
+    assert result.exit_code == AGREE
     assert (report["states"], report["transitions"], report["coverage"]) == (56, 280, 1.0)
     assert report["inconclusive"] == report["counterexamples"] == []
 
@@ -204,7 +204,7 @@ def test_the_command_shows_the_shortest_counterexample(tmp_path: Path) -> None:
 
     report = msgspec.json.decode(result.stdout)
     (example,) = report["counterexamples"]
-    assert result.exit_code == cli.MISMATCH
+    assert result.exit_code == MISMATCH
     assert report["coverage"] < 1.0
     assert report["inconclusive"]
     assert example["steps"] == 1

@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ringfold.fuzz import cli
+from ringfold.fuzz.commands.options import AGREE
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.metamorphic import TENSORS, Variations, vary
@@ -145,7 +146,7 @@ def test_what_the_oracle_finds_is_a_failure_of_its_own(tmp_path: Path) -> None:
     assert replay(Path(line.split()[3]), None, "cpu").outcome is Outcome.FAILED
 
 
-@pytest.mark.parametrize(("name", "code"), [("sim", cli.AGREE), ("sim:fold-one-short", 1)])
+@pytest.mark.parametrize(("name", "code"), [("sim", AGREE), ("sim:fold-one-short", 1)])
 def test_the_command(
     name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from ringfold.fuzz import cli, simpler
+from ringfold.fuzz.commands.options import MISMATCH
 from ringfold.fuzz.hunt import hunt
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.shrink import NoFailureError, Shrunk, cause, shrink, size, steps, write
@@ -349,7 +350,7 @@ def test_the_command_writes_the_smallest_history(
     result = CliRunner().invoke(cli.app, ["shrink", "found.json", "--json"])
 
     written = msgspec.json.decode(result.stdout)
-    assert result.exit_code == cli.MISMATCH
+    assert result.exit_code == MISMATCH
     assert load(written["trace"]).operations == BY_HAND["fold-reads-from-row-zero"]
     assert written["reproduce"].endswith(
         f"{written['trace']} --target sim:fold-reads-from-row-zero"
@@ -369,7 +370,7 @@ def test_a_campaign_shrinks_the_first_finding_of_a_kind(shrinks: bool, tmp_path:
 
     report = msgspec.json.decode(result.stdout)
     first = report["findings"][0]
-    assert result.exit_code == cli.MISMATCH
+    assert result.exit_code == MISMATCH
     assert sum(finding["histories"] for finding in report["findings"]) == report["mismatches"]
     if shrinks:
         assert len(report["findings"]) == 1

@@ -1,0 +1,162 @@
+"""`ringfold fuzz`: many histories, each compared with the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.table import Table
+
+from ringfold.fuzz import shrink as shrinking
+from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    MISMATCH,
+    OnDevice,
+    dead_of,
+    device_of,
+    geometry_of,
+)
+from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.hunt import plans as plans_of
+from ringfold.fuzz.targets import registry
+from ringfold.sim.setup import ACTIVATIONS
+
+TIME_MAX_DEFAULT: Final = 60.0
+
+
+def fuzz(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="What to test; see `ringfold targets`. [sim]"),
+    ] = None,
+    device: OnDevice = "cpu",
+    seed: Annotated[
+        int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
+    ] = 0,
+    max_time: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Stop after so many seconds from the first window on. [60]"),
+    ] = None,
+    max_windows: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many row-windows.")
+    ] = None,
+    geometry: Annotated[
+        str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")
+    ] = None,
+    ring: Annotated[int | None, typer.Option(help="Ring length L, a power of two.")] = None,
+    window: Annotated[int | None, typer.Option(help="Longest window T.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="|".join(ACTIVATIONS), help="Activations and records.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where failures/ goes, and then report.json too. [this folder]"),
+    ] = None,
+    no_shrink: Annotated[
+        bool, typer.Option("--no-shrink", help="Leave failing histories as they were found.")
+    ] = False,
+    dead: Annotated[
+        str,
+        typer.Option(
+            metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
+        ),
+    ] = "nan",
+    as_json: AsJson = False,
+) -> None:
+    """Walk many histories on each target and compare it with the oracle after every operation."""
+    worst = dead_of(dead)
+    on = device_of(device)
+    names = targets or ["sim"]
+    shape = None if geometry is None else geometry_of(geometry)
+    if dtype is not None and dtype not in ACTIVATIONS:
+        raise typer.BadParameter(
+            f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
+        )
+    plans = [
+        plan
+        for name in names
+        for plan in plans_of(
+            registry.resolve(name, on),
+            on,
+            name=name,
+            worst=worst,
+            geometry=shape,
+            ring=ring,
+            window=window,
+            dtype=dtype,
+        )
+    ]
+    if max_time is None and max_windows is None:
+        max_time = TIME_MAX_DEFAULT
+    budget = Budget(max_windows, max_time)
+    shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX
+    campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max)
+    with progress_display() as progress:
+        task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
+
+        def show(report: Report, windows: int, elapsed: float) -> None:
+            progress.update(
+                task,
+                description=f"{', '.join(names)} on {on}: {windows} row-windows, "
+                f"{windows / elapsed if elapsed else 0.0:.0f} a second, "
+                f"{report.mismatches} histories with a mismatch",
+            )
+
+        report = campaign.run(show)
+    if as_json:
+        print_json(report)
+    else:
+        _show_report(report)
+    if any(not finding.flaky for finding in report.findings):
+        raise typer.Exit(MISMATCH)
+    raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
+
+
+def _show_report(report: Report) -> None:
+    table = Table("situation", "visits", title=None, box=None, pad_edge=False)
+    for name, visits in report.situations.items():
+        table.add_row(name, str(visits))
+    out.print(table)
+    out.print()
+    checks = Table("check", "comparisons", "largest error / allowed", box=None, pad_edge=False)
+    for name, count in report.compared.items():
+        largest = report.largest.get(name)
+        bitwise = name in ("exactness", "frame", "cursors")
+        checks.add_row(name, str(count), "bitwise" if bitwise else f"{largest or 0.0:.3g}")
+    out.print(checks)
+    out.print()
+    if (precision := report.largest.get("precision", 0.0)) > 1.0:
+        out.print(
+            f"precision: outputs lose up to {precision:.3g} times what a sequential float32 "
+            "computation may; subtracting running sums of gates explains it (docs/checks.md).",
+            markup=False,
+        )
+        out.print()
+    spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
+    out.print(f"Time of {report.workers} workers: {spent}.")
+    for finding in report.findings:
+        out.print()
+        more = f" (in {finding.histories} histories)" if finding.histories > 1 else ""
+        flaky = " It did not repeat." if finding.flaky else ""
+        out.print(f"{finding.target}: {finding.sentence}{flaky}{more}", markup=False)
+        out.print(finding.reproduce, markup=False)
+    for reason in report.inconclusive:
+        out.print(f"inconclusive: {reason}", markup=False)
+    verdict = (
+        f"{report.mismatches} of {report.histories} histories show a mismatch"
+        if report.mismatches
+        else f"no mismatch in {report.histories} histor{'y' if report.histories == 1 else 'ies'}"
+    )
+    out.print()
+    out.print(
+        f"{', '.join(report.targets)} on {report.device}, seed {report.seed}: {verdict}; "
+        f"{report.windows} row-windows in {report.elapsed:.0f} s, "
+        f"{len(report.configurations)} configurations.",
+        markup=False,
+    )

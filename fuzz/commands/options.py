@@ -1,0 +1,53 @@
+"""What several commands share: exit codes, and options that are read the same way everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, cast, get_args
+
+import typer
+
+from ringfold.fuzz.frame import Dead
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.targets import registry
+from ringfold.sim.setup import Geometry
+
+AGREE: Final = 0
+MISMATCH: Final = 1
+USAGE: Final = 2
+INCONCLUSIVE: Final = 3
+INTERNAL: Final = 70
+STOPPED: Final = 130
+
+OnDevice = Annotated[
+    str,
+    typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them."),
+]
+
+
+def device_of(name: str) -> Device:
+    """The device called `name`; raises `BadParameter`, and `MissingTargetError` without a GPU."""
+    if name == "cpu":
+        return "cpu"
+    if name != "cuda":
+        raise typer.BadParameter(f"{name!r} is neither cpu nor cuda", param_hint="--device")
+    registry.require("cuda")
+    return "cuda"
+
+
+def dead_of(text: str) -> Dead:
+    """What dead memory is filled with; raises `BadParameter`."""
+    for known in get_args(Dead):
+        if text == known:
+            return cast(Dead, known)
+    raise typer.BadParameter(f"{text!r} is not leave, garbage or nan", param_hint="--dead")
+
+
+def geometry_of(text: str) -> Geometry:
+    """Read `H,HV,K,V`; raises `BadParameter`."""
+    try:
+        H, HV, K, V = (int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not four integers H,HV,K,V such as 1,2,32,32", param_hint="--geometry"
+        ) from None
+    return Geometry(H, HV, K, V)

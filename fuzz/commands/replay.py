@@ -1,0 +1,98 @@
+"""`ringfold replay`: kept traces again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringfold.fuzz import known as known_failures
+from ringfold.fuzz.campaign import REPORT
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    MISMATCH,
+    USAGE,
+    OnDevice,
+    device_of,
+)
+from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.replay import Outcome, Replayed
+from ringfold.fuzz.replay import replay as replay_trace
+from ringfold.fuzz.trace import TraceError
+
+
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Trace files, or folders of them.")
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="Walk this target in place of the recorded one.")
+    ] = None,
+    device: OnDevice = "cpu",
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Failures that are expected. [a folder's own {known_failures.FILE}]",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Walk kept traces again, and say what became of each.
+
+    AGREES, FIXED, KNOWN; FAILED, GONE (a known failure that passes); ERROR (in a file); MISSING
+    (its target).
+    """
+    on = device_of(device)
+    paths = [found for path in traces for found in _trace_files(path)]
+    expected = [
+        failure
+        for file in ([known] if known else filter(Path.is_file, map(_known_file, traces)))
+        for failure in known_failures.load(file)
+    ]
+    replayed = []
+    with progress_display() as progress:
+        task = progress.add_task("replaying", total=len(paths))
+        for path in paths:
+            progress.update(task, description=f"replaying {path}", advance=1)
+            replayed.append(replay_trace(path, target, on, expected))
+    if as_json:
+        print_json({"traces": replayed})
+    else:
+        for one in replayed:
+            _show_replayed(one)
+    outcomes = {one.outcome for one in replayed}
+    raise typer.Exit(
+        MISMATCH
+        if outcomes & {Outcome.FAILED, Outcome.GONE}
+        else USAGE
+        if Outcome.ERROR in outcomes
+        else INCONCLUSIVE
+        if Outcome.MISSING in outcomes
+        else AGREE
+    )
+
+
+def _show_replayed(one: Replayed) -> None:
+    on = f" on {one.target}" if one.target else ""
+    out.print(f"{one.outcome.value:7} {one.trace}{on}: {one.account}", markup=False)
+    for mismatch in one.mismatches[1:]:
+        out.print(f"        {mismatch.sentence()}", markup=False)
+    if one.changed:
+        out.print(f"      > {one.changed}", markup=False)
+
+
+def _known_file(path: Path) -> Path:
+    return path / known_failures.FILE
+
+
+def _trace_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*.json"))
+    traces = [p for p in found if p.name not in {REPORT, known_failures.FILE}]
+    if not traces:
+        raise TraceError(f"{path}: holds no trace (*.json): name a trace or a folder of them")
+    return traces

@@ -1,0 +1,61 @@
+"""`ringfold shrink`: the smallest history that fails for the same cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ringfold.fuzz import shrink as shrinking
+from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of
+from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.targets import registry
+from ringfold.fuzz.trace import Trace, load
+
+
+def shrink(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace that fails.")],
+    target: Annotated[
+        str | None, typer.Option(help="Walk this target in place of the recorded one.")
+    ] = None,
+    device: OnDevice = "cpu",
+    max_time: Annotated[
+        float, typer.Option(min=0.0, help="Seconds after which the best so far is the result.")
+    ] = shrinking.SECONDS_MAX,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where failures/ goes. [this folder]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for the smallest history that fails for the same cause, and write it down."""
+    on = device_of(device)
+    found = load(trace)
+    found = msgspec.structs.replace(found, target=target or found.target or "sim")
+    under_test = registry.resolve(str(found.target), on)
+    with progress_display() as progress:
+        task = progress.add_task(f"shrinking {trace}", total=None)
+
+        def show(best: Trace, walks: int) -> None:
+            now = f"{shrinking.steps(best)} steps, {len(best.operations)} operations"
+            progress.update(task, description=f"shrinking {trace}: {now}, {walks} walks")
+
+        try:
+            shrunk = shrinking.shrink(
+                found, under_test, folder=trace.parent, seconds_max=max_time, on_progress=show
+            )
+        except shrinking.NoFailureError as error:
+            if as_json:
+                print_json({"trace": str(trace), "target": found.target, "account": str(error)})
+            else:
+                out.print(f"{trace} on {found.target}: {error}", markup=False)
+            raise typer.Exit(AGREE) from None
+    written = shrinking.write(found, shrunk, trace.parent, run_dir or Path(), on)
+    if as_json:
+        print_json(written)
+    else:
+        out.print(written.account, markup=False)
+        out.print(written.sentence, markup=False)
+        out.print(written.reproduce, markup=False)
+    raise typer.Exit(MISMATCH)

@@ -1,0 +1,48 @@
+"""`ringfold targets`: what can be tested, and how to get it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.targets import registry, wheels
+
+targets_app = typer.Typer(
+    help="List the implementations that can be tested, or add one.", rich_markup_mode=None
+)
+
+
+@targets_app.callback(invoke_without_command=True)
+def targets_list(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the implementations that can be tested, what is missing and what to type."""
+    if context.invoked_subcommand is not None:
+        return
+    listed = registry.listed()
+    if as_json:
+        print_json({"targets": [row._asdict() for row in listed]})
+        return
+    table = Table("target", "", "about", box=None, pad_edge=False)
+    for row in listed:
+        here = f"missing: {row.remedy}" if row.remedy else "here"
+        table.add_row(*map(Text, (row.name, here, row.about)))
+    print_table(table)
+
+
+@targets_app.command("add")
+def targets_add(
+    release: Annotated[str, typer.Argument(metavar="sglang==VERSION", help="A release to fetch.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a release's wheel into the cache; nothing of it is installed."""
+    with progress_display() as progress:
+        progress.add_task(f"fetching {release}", total=None)
+        wheel = wheels.add(release)
+    if as_json:
+        print_json({"release": wheel.release, "path": str(wheel.path), "sha256": wheel.sha256})
+        return
+    out.print(f"{wheel.release} is here: {wheel.path}", markup=False)
+    out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}", markup=False)

@@ -1,0 +1,68 @@
+"""`ringfold vary`: the same history told in other ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ringfold.fuzz import metamorphic
+from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.hunt import plans as plans_of
+from ringfold.fuzz.metamorphic import Variations
+from ringfold.fuzz.targets import registry
+from ringfold.fuzz.variations import VARIATIONS
+
+
+def vary(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="What to test; see `ringfold targets`.")
+    ],
+    device: OnDevice = "cpu",
+    seed: Annotated[
+        int, typer.Option(help="Decides every history and how it is varied.", min=0, max=2**32 - 1)
+    ] = 0,
+    max_windows: Annotated[
+        int, typer.Option(min=1, help="Stop after so many row-windows, of all walks together.")
+    ] = 3000,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where failures/ goes. [this folder]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell each history in other ways that must change nothing, and compare what comes of them."""
+    on = device_of(device)
+    under_test = registry.resolve(target, on)
+    plans = plans_of(under_test, on, name=target)
+    with progress_display() as progress:
+        progress.add_task(f"{target} on {on}: varying histories", total=None)
+        report = metamorphic.vary(
+            plans, under_test, seed, max_windows, device=on, run_dir=run_dir or Path()
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show_varied(report)
+    raise typer.Exit(MISMATCH if report.findings else AGREE)
+
+
+def _show_varied(report: Variations) -> None:
+    table = Table("variation", "judged", "bit for bit", "makes no difference", box=None)
+    for one in VARIATIONS:
+        judged, compared = report.judged.get(one.name, 0), report.compared.get(one.name, 0)
+        table.add_row(one.name, str(judged), str(compared), one.holds)
+    print_table(table)
+    for finding in report.findings:
+        out.print()
+        out.print(f"{report.target}: {finding.sentence}", markup=False)
+        for line in finding.reproduce:
+            out.print(line, markup=False)
+    out.print()
+    out.print(
+        f"{report.target} on {report.device}, seed {report.seed}: {len(report.findings)} findings; "
+        f"{report.histories} histories, {report.windows} row-windows in {report.seconds:.0f} s.",
+        markup=False,
+    )
