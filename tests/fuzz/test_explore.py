@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringfold.fuzz import cli, explore
+from ringfold.fuzz.commands.options import AGREE, MISMATCH
 from ringfold.fuzz.explore import Plan, Walked, cursor_inputs, walk_batch, walk_cursors
 from ringfold.fuzz.planted import KINDS, PLANTED
 from ringfold.fuzz.shrink import shrink
