@@ -88,6 +88,14 @@ class Ledger:
         entry.pending = 0
         entry.folded = entry.stale = False
 
+    def folds_at_commit(
+        self, requests: Sequence[Request], accepted: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """[row] whether committing so many tokens would fold, with the longest bound."""
+        setup = self.setup
+        folded = self.protocol.folded(self.cursors(requests), accepted, setup.ring, setup.window)
+        return np.asarray(folded) > 0
+
     # What the walk needs of many requests at once.
 
     def cursors(self, requests: Iterable[Request]) -> Cursors:

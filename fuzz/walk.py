@@ -330,9 +330,19 @@ class Walk:
         outputs = self._call(lambda target: target.decode(rows, inputs))
         self._count(window)
         self._judge_outputs(outputs, rows, ones, window)
+        self._visit(window, window.lengths, padding=len(rows) - len(window.requests))
+        allowed: dict[str, list[Region]] = {}
+        if self.dialect.has_ring:
+            # A step that folds takes its own token along, so only the others record one.
+            appends = window.rows(~self.ledger.folds_at_commit(window.requests, window.lengths))
+            for request in appends.requests:
+                self.ledger.verify(request, 1)
+            allowed = self.ledger.verify_may_write(appends.requests)
+            with self._timed("checks"):
+                self.judge.records(appends, inputs, ones)
         self._advance(window, window.lengths, self.setup.window)
-        self._judge_frame(self.ledger.commit_may_write(window.requests))
-        self._judge_stored(window.requests)
+        self._judge_frame({**allowed, **self.ledger.commit_may_write(window.requests)})
+        self._judge_committed(window.requests)
 
     def _step(
         self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
@@ -393,9 +403,13 @@ class Walk:
         if ahead is not None:
             self.judge.tracked(tracked.requests, *ahead)
             self.judge.same_tracked(tracked.requests, track or 0)
+        self._judge_committed(window.requests)
+
+    def _judge_committed(self, requests: Sequence[Request]) -> None:
+        """Judge cursors and states after a commit; what it stored, as a checkpoint."""
         self.judge.cursors()
-        stored = [r for r in window.requests if self.ledger.entries[r].stored]
-        self._judge_state([r for r in window.requests if r not in stored])
+        stored = [r for r in requests if self.ledger.entries[r].stored]
+        self._judge_state([r for r in requests if r not in stored])
         with self._timed("checks"):
             self.judge.exactness(stored)
         self._judge_stored(stored)
