@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ringfold.fuzz.philox import philox4x32
 from ringfold.fuzz.profiles import DT_BIAS, PROFILES, Bits, between, limits
 from ringfold.fuzz.target import Floats, HeadParameters, Inputs, Request
 from ringfold.fuzz.trace import REQUEST_MAX, WORD_MAX, TraceError
 from ringfold.oracle.gdn import Tokens, live
+from ringfold.sim.philox import philox4x32
 from ringfold.sim.precision import rounded
 from ringfold.sim.setup import Setup
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringfold.fuzz.philox import CACHED, Words, philox4x32
+from ringfold.sim.philox import CACHED, Words, philox4x32
 
 KNOWN_ANSWERS = """
 00000000 00000000 00000000 00000000 00000000 00000000  6627e8d5 e169c58d bc57ac4c 9b00dbd8
