@@ -27,6 +27,8 @@ class ReleasedTarget(PooledTarget):
 
     files: tuple[str, ...]
     """Those that are loaded from the start, so that an identity names them all."""
+    spare_tokens = True
+    """See `roomy`; whoever launches batches of one size alone turns it off."""
 
     def __init__(self, release: Release, name: str) -> None:
         super().__init__(name, release.device)
@@ -44,7 +46,7 @@ class ReleasedTarget(PooledTarget):
         SGLang's recurrent kernel is compiled anew for each power of two of tokens.
         """
         room = 2 * self.setup.slots * self.setup.window - x.shape[0]
-        if self.device == "cpu" or room <= 0:
+        if self.device == "cpu" or room <= 0 or not self.spare_tokens:
             return x
         padded = x.new_zeros((x.shape[0] + room, *x.shape[1:]))
         padded[: x.shape[0]] = x
@@ -87,7 +89,11 @@ class SglangRecurrent(ReleasedTarget, CopiedSnapshots):
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         """Walk the window token by token, keeping every state on the way."""
-        outputs = launch_recurrent(
+        out.copy_(self.walk_window(layer, batch, inputs))
+
+    def walk_window(self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same, outputs where the kernel puts them."""
+        return launch_recurrent(
             self,
             layer,
             batch,
@@ -97,7 +103,6 @@ class SglangRecurrent(ReleasedTarget, CopiedSnapshots):
             intermediate_state_indices=self.snapshot_rows(batch),
             cache_steps=self.setup.window,
         )
-        out.copy_(outputs)
 
     def snapshot_rows(self, batch: Batch) -> torch.Tensor:
         """Where each row of the batch keeps its snapshots: as a twin, by its slot."""

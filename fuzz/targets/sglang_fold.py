@@ -28,13 +28,16 @@ class SglangFold(Tracks):
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         """Walk the window and keep what its tokens bring."""
+        out.copy_(self.walk_window(layer, batch, inputs))
+
+    def walk_window(self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same, outputs where the kernel puts them."""
         records = {
             f"replayssm_{name}": self.memory[name][layer] for name in ("rawv", "rawk", "g", "beta")
         }
-        outputs = launch_recurrent(
+        return launch_recurrent(
             self, layer, batch, inputs, disable_state_update=True, cache_ring=True, **records
         )
-        out.copy_(outputs)
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Replay what was accepted through `commit_gdn_replayssm_fold_all_layers`."""

@@ -52,14 +52,15 @@ class Places(ReleasedTarget):
         self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
         """Launch every layer."""
-        self._name_places(rows)
+        self.name_places(rows)
         return super().verify(rows, lengths, inputs)
 
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
         """One launch for all layers."""
-        self._name_places(rows)
+        self.name_places(rows)
         super().commit(rows, accepted, bound)
 
-    def _name_places(self, rows: Sequence[Request | None]) -> None:
+    def name_places(self, rows: Sequence[Request | None]) -> None:
+        """The next launches are for these rows."""
         places = [self.null_place if row is None else self.places[row] for row in rows]
         self.row_places = self.tensor(np.array(places), "int32")
