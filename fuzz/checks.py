@@ -7,6 +7,7 @@ ratio seen when nothing fails, since a limit means little without the margin tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -61,6 +62,22 @@ class Judged(NamedTuple):
 
     seen: float
     finding: Finding | None
+
+    def after(self, rows: int) -> Judged:
+        """The same, said of arrays [layer, row, ...] that have so many rows in front."""
+        if self.finding is None:
+            return self
+        layer, row, *rest = self.finding.where
+        return self._replace(finding=self.finding._replace(where=(layer, row + rows, *rest)))
+
+
+def worst(parts: Sequence[Judged]) -> Judged:
+    """Of what was found in each part of an array, what is found in the whole."""
+    most = max(parts, key=lambda part: part.seen)
+    if most.finding is None:
+        return most
+    elements = sum(part.finding.elements for part in parts if part.finding is not None)
+    return most._replace(finding=most.finding._replace(elements=elements))
 
 
 def eps(dtype: str) -> float:

@@ -21,7 +21,7 @@ from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import tokens_of
 from ringfold.fuzz.target import Inputs, Request, Target, require_views
-from ringfold.fuzz.truth import GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
+from ringfold.fuzz.truth import BLOCK_ELEMENTS, GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
 from ringfold.oracle.gdn import L2NORM_EPS
 from ringfold.oracle.units import UNIT
 from ringfold.sim.setup import Setup
@@ -121,16 +121,21 @@ class Judge:
         """Check 2, from the last checkpoint on and since admission; returns what is stored."""
         if not requests:
             return None
-        got = self.represented(requests)
-        expected, error = self.truth.expected(list(requests))
-        locally: tuple[Check, int] = ("state-local", LOCAL)
-        globally: tuple[Check, int] = ("state-global", GLOBAL)
-        for check, which in (locally, globally):
-            judged = checks.state(
-                check, got, expected[which], error[which], self.setup.dtypes.state
-            )
-            self._judged(check, judged, requests, STATE_AXES)
-        return got
+        got = []
+        judged: dict[Check, list[Judged]] = {"state-local": [], "state-global": []}
+        rows = max(1, BLOCK_ELEMENTS // self.truth.elements)
+        for start in range(0, len(requests), rows):
+            block = list(requests[start : start + rows])
+            got.append(self.represented(block))
+            expected, error = self.truth.expected(block)
+            for check, which in zip(judged, (LOCAL, GLOBAL), strict=True):
+                one = checks.state(
+                    check, got[-1], expected[which], error[which], self.setup.dtypes.state
+                )
+                judged[check].append(one.after(start))
+        for check, each in judged.items():
+            self._judged(check, checks.worst(each), requests, STATE_AXES)
+        return np.concatenate(got, axis=1)
 
     def cursors(self) -> None:
         """Check 3: the integers of every seated request are exactly those of the protocol."""
@@ -261,8 +266,16 @@ class Judge:
         self.unproven.difference_update(requests)
         level = finding is not None or not bool(proven.all())
         if level:
-            arrays.put(other, seats, got)
+            self.level(requests)
         return level
+
+    def level(self, requests: Sequence[Request]) -> None:
+        """Give the twin the target's checkpoints."""
+        if self.twin is None:
+            return
+        got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "slot")})
+        seats = np.array([self.twin.seat(r)["slot"] for r in requests], np.int64)
+        arrays.put(self.twin.views()["checkpoint"].array, (slice(None), seats), got)
 
     def crash(self, error: BaseException) -> None:
         """A verb of the target raised."""

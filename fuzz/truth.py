@@ -8,6 +8,7 @@ token stands out after any number of right ones. Both advance by the same tokens
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ Ints = NDArray[np.int64]
 
 GLOBAL: Final = 0
 LOCAL: Final = 1
+
+BLOCK_ELEMENTS: Final = 2**16
+"""State elements that are walked at a time: they stay in the cache, which for batches of thousands
+of rows is up to nine times as fast."""
 
 
 class Window(NamedTuple):
@@ -60,6 +65,21 @@ class Window(NamedTuple):
             self.lengths[kept],
             Updates(*(x[:, kept] for x in self.updates)),
         )
+
+    def blocks(self, elements: int) -> Iterator[tuple[slice, Window]]:
+        """A few rows at a time, as many as `elements` state elements a row allow; at least once."""
+        rows = max(1, BLOCK_ELEMENTS // elements)
+        for start in range(0, max(1, len(self.requests)), rows):
+            some = slice(start, start + rows)
+            yield (
+                some,
+                Window(
+                    self.requests[some],
+                    self.batch_rows[some],
+                    self.lengths[some],
+                    Updates(*(x[:, some] for x in self.updates)),
+                ),
+            )
 
 
 class Losses(NamedTuple):
@@ -125,6 +145,8 @@ class Truth:
         self.mass = np.zeros(rows)
         self.gates = np.zeros((2, setup.layers, setup.slots, g.value_heads))
         """Since the last fold: the running sum of |g|, and the sum of all its values."""
+        self.elements = setup.layers * g.value_heads * g.value_dim * g.key_dim
+        """Of one request's state."""
         self.exp_A = np.exp(parameters.A_log.astype(np.float64))[:, None, None]  # [layer, 1, 1, HV]
         self.state_eps = state_eps
         self.places: dict[Request, int] = {}
@@ -153,10 +175,17 @@ class Truth:
 
     def outputs(self, window: Window) -> Trail:
         """What a verify of `window` must return, with the error units of every token."""
-        at = self.at(window.requests)
-        state = self.state[GLOBAL][:, at]
-        units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
-        return scan_units(state, units, window.updates, self.exp_A, window.lengths)
+        trails = []
+        for _, part in window.blocks(self.elements):
+            at = self.at(part.requests)
+            units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
+            trails.append(
+                scan_units(self.state[GLOBAL][:, at], units, part.updates, self.exp_A, part.lengths)
+            )
+        *arrays, ends = zip(*trails, strict=True)
+        outputs, errors, masses, state = (np.concatenate(each, axis=1) for each in arrays)
+        ended = Units(*(np.concatenate(each, axis=1) for each in zip(*ends, strict=True)))
+        return Trail(outputs, errors, masses, state, ended)
 
     def running_gates(self, window: Window, counts: Ints) -> Array:
         """`gates` after each token of the first `counts` [row]: [2, layer, row, T, HV].
@@ -170,6 +199,10 @@ class Truth:
 
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         """Advance both states by the first `accepted` [row] tokens of each row."""
+        for some, part in window.blocks(2 * self.elements):
+            self._commit(part, accepted[some])
+
+    def _commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         at = self.at(window.requests)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, accepted)
