@@ -30,6 +30,7 @@ from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, Trace, Verify
 from ringfold.fuzz.walk import Verdict, walk
+from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.situations import reachable_situations
 
 KEPT_MAX: Final = 5
@@ -524,7 +525,7 @@ class Campaign:
     def _conclude(self) -> None:
         """What the run leaves open."""
         report = self.report
-        stepping = [plan.setup for plan in self.plans if "verify" in plan.operations]
+        stepping = [plan.setup for plan in self.plans if _step_of(plan) in plan.operations]
         reachable = set().union(*map(reachable_situations, stepping))
         report.missed = sorted(reachable - set(report.situations))
         report.situations = dict(sorted(report.situations.items()))
@@ -543,6 +544,11 @@ class Campaign:
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _step_of(plan: Plan) -> str:
+    """The kind of operation by which the protocol of a plan goes from situation to situation."""
+    return "verify" if DIALECTS[plan.setup.dialect].verifies else "decode"
 
 
 def _first_of_each_target(plans: Sequence[Plan]) -> list[Plan]:

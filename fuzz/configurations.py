@@ -46,6 +46,9 @@ ON_CUDA: Final = Values(
     layers=(1, 2),
 )
 
+DECODE_RINGS: Final = ((8, 1), (1, 1), (6, 1), (16, 1))
+"""Where nothing is drafted: a step is one token, and a ring may have any length."""
+
 BATCH_ELEMENTS_MAX: Final = 2**21
 """State elements in a batch: float64 copies of them are what the oracle walks."""
 BATCH_ROWS_MAX: Final = {"cpu": 3, "cuda": 64}
@@ -86,7 +89,7 @@ def configurations(
     parameters: list[list[Any]] = [
         [(geometry.heads, geometry.value_heads)] if geometry else list(values.heads),
         [(geometry.key_dim, geometry.value_dim)] if geometry else list(values.dims),
-        _rings(values.rings, ring, window),
+        _rings(values.rings if DIALECTS[dialect].verifies else DECODE_RINGS, ring, window),
         [dtype] if dtype else list(dtypes),
         list(values.layers),
     ]

@@ -649,7 +649,7 @@ def _squeezed(trace: Trace, L: int, T: int, lowered: int) -> Trace:
             operation,
             records=records,
             base=operation.base % L,
-            flush=protocol.folds_at == "verify" and bool(protocol.due(records, L, T)),
+            flush=protocol.flags(records, L, T)[0],
         )
 
     return _with(smaller, map(squeeze, smaller.operations))

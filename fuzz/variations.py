@@ -150,7 +150,7 @@ def dead_memory(trace: Trace, random: Random) -> Varied:
 def rotated_base(trace: Trace, random: Random) -> Varied | None:
     """Every ring begins at another of its rows."""
     setup = trace.setup
-    if not DIALECTS[setup.dialect].has_ring:
+    if not DIALECTS[setup.dialect].has_ring or protocol_of(setup).plain:
         return None
     L = setup.ring
     start = protocol_of(setup).reset(L, setup.window)
@@ -184,8 +184,8 @@ def other_ring(trace: Trace, random: Random) -> Varied | None:
 
     def moved(operation: Operation) -> Operation:
         if isinstance(operation, Place):
-            due = protocol.due(operation.records, setup.ring, setup.window)
-            flush = protocol.folds_at == "verify" and bool(due)
+            flags = protocol.flags(operation.records, setup.ring, setup.window)
+            flush = operation.flush if operation.flush in flags else flags[0]
             return msgspec.structs.replace(operation, flush=flush)
         return operation
 

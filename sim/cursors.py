@@ -116,6 +116,18 @@ FOLD_AT_COMMIT: tuple[Rule, ...] = (
 )
 
 
+# c: as above; records always start at ring row 0
+DECODE: tuple[Rule, ...] = (
+    Rule(
+        "fold all",
+        when=lambda c, n: c.is_flush != 0,
+        write_pos=lambda c, n: 0 * n,
+        cache_base=lambda c, n, L: c.cache_base,
+    ),
+    FOLD_AT_COMMIT[1],
+)
+
+
 class Protocol(NamedTuple):
     """How the cursors of one dialect move, and when its records reach the checkpoint."""
 
@@ -124,6 +136,9 @@ class Protocol(NamedTuple):
     folds_at: Literal["verify", "commit"]
     due: Callable[[Any, int, int], Any]
     """Whether that many live records call for a fold: (write_pos, L, T)."""
+    plain: bool = False
+    """Nothing is drafted: a step is one token, which is kept. The ring starts at row 0, and whoever
+    is about to read the checkpoint raises `is_flush`, at any time, to have the next step fold."""
 
     def reset(self, L: int, T: int) -> Cursors:
         """Cursors of a slot that was just given to a request."""
@@ -134,7 +149,7 @@ class Protocol(NamedTuple):
         if self.folds_at == "verify":
             return commit(cursors, accepted, L, T, self.rules)
         appended = np.asarray(cursors.write_pos, np.int64) + accepted
-        due_now = np.asarray(self.due(appended, L, T)).astype(np.int64)
+        due_now = self._due_now(cursors, appended, L, T).astype(np.int64)
         after = _apply(self.rules, Cursors(appended, cursors.cache_base, due_now), accepted, L)
         return _plain(after._replace(is_flush=np.zeros_like(after.write_pos)))
 
@@ -149,7 +164,18 @@ class Protocol(NamedTuple):
         if self.folds_at == "verify":
             return np.where(cursors.is_flush != 0, cursors.write_pos, 0)
         appended = np.asarray(cursors.write_pos, np.int64) + accepted
-        return np.where(self.due(appended, L, T), appended, 0)
+        return np.where(self._due_now(cursors, appended, L, T), appended, 0)
+
+    def flags(self, write_pos: int, L: int, T: int) -> tuple[bool, ...]:
+        """What `is_flush` may be between two steps, with so many live records."""
+        if self.plain:
+            return (False, True)
+        return (self.folds_at == "verify" and bool(self.due(write_pos, L, T)),)
+
+    def _due_now(self, cursors: Cursors, appended: Ints, L: int, T: int) -> NDArray[np.bool_]:
+        """Whether a commit folds that leaves `appended` records waiting."""
+        due = np.asarray(self.due(appended, L, T))
+        return due | (np.asarray(cursors.is_flush) != 0) if self.plain else due
 
 
 RING = Protocol("ring", COMMIT, "verify", due)
@@ -160,6 +186,9 @@ COMPACT = Protocol("compact", FOLD_AT_COMMIT, "commit", due)
 
 COMPACT_NARROW = Protocol("compact, every commit", FOLD_AT_COMMIT, "commit", lambda n, L, T: n > 0)
 """The same where the checkpoint is narrower than float32: nothing ever waits."""
+
+DECODE_RING = Protocol("decode ring", DECODE, "commit", lambda n, L, T: n >= L, plain=True)
+"""Plain decoding: a step that finds L - 1 records, or is asked to, folds them and its own token."""
 
 NO_RING = Protocol(
     "no ring",
@@ -203,22 +232,34 @@ class Reachable(NamedTuple):
 
 @cache
 def reachable(L: int, T: int, protocol: Protocol = RING) -> Reachable:
-    """Enumerate the protocol: every window length 1..T and every count accepted 0..length."""
+    """Enumerate the protocol: every window length 1..T and every count accepted 0..length.
+
+    Of plain decoding: every step of one token, asked to fold or not.
+    """
     start = protocol.reset(L, T)
     states: dict[Cursors, None] = {start: None}
     transitions: list[Transition] = []
     queue = deque([start])
+
+    def arrive(after: Cursors) -> None:
+        if after not in states:
+            states[after] = None
+            queue.append(after)
+
     while queue:
         before = queue.popleft()
+        if protocol.plain:
+            arrive(before._replace(is_flush=1))
         for step in _steps(before, L, T, protocol):
             transitions.append(step)
-            if step.after not in states:
-                states[step.after] = None
-                queue.append(step.after)
+            arrive(step.after)
     return Reachable(tuple(states), tuple(transitions))
 
 
 def _steps(before: Cursors, L: int, T: int, protocol: Protocol) -> Iterator[Transition]:
+    if protocol.plain:
+        yield Transition(before, 1, 1, protocol.commit(before, 1, L, T))
+        return
     after = [protocol.commit(before, n, L, T) for n in range(T + 1)]
     for length in range(1, T + 1):
         for n in range(length + 1):

@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.oracle.gdn import Updates, l2norm, scan
-from ringfold.sim.cursors import COMPACT, COMPACT_NARROW, NO_RING, RING, Cursors, Protocol
+from ringfold.sim.cursors import (
+    COMPACT,
+    COMPACT_NARROW,
+    DECODE_RING,
+    NO_RING,
+    RING,
+    Cursors,
+    Protocol,
+)
 from ringfold.sim.setup import Setup
 
 Role = Literal["state", "record", "gate", "position", "flag"]
@@ -82,6 +90,13 @@ WINDOW_RECORDS = (
     Buffer("g", ("layer", "slot", "value_head", "step"), "gate"),
     Buffer("beta", ("layer", "slot", "value_head", "step"), "gate"),
 )
+WINDOW_DELTAS = (
+    Buffer("d", ("layer", "request", "value_head", "step", "v"), "record"),
+    Buffer("k", ("layer", "request", "head", "step", "k"), "record"),
+    Buffer("g", ("layer", "request", "value_head", "step"), "gate"),
+)
+# What plain decoding adds to a state has the state's dtype.
+STATE_RINGS = tuple(r._replace(role="state") if r.role == "record" else r for r in OUTPUT_RINGS)
 COMPACT_RINGS = (
     Buffer("d", ("layer", "request", "value_head", "ring", "v"), "record"),
     Buffer("k", ("layer", "request", "head", "ring", "k"), "record"),
@@ -188,10 +203,19 @@ class Dialect(NamedTuple):
     the limits then allow for the precision of the output path and of the records."""
     narrow_protocol: Protocol | None = None
     """The protocol where the checkpoint is narrower than float32, if it is another."""
+    verifies: bool = True
+    """Whether it verifies drafts; else it decodes plainly, and a step is one token."""
     decodes_in_place: bool = False
     """Whether a plain decode step advances the checkpoint; else it is a window of one."""
     zeroes_padding: bool = True
     """Whether a padding row's outputs are zero; else they mean nothing."""
+    saves: Literal["state", "records"] = "state"
+    """What a request takes along to host memory and back: its committed state as one checkpoint, so
+    that what waits is folded and its ring starts anew, or checkpoint, records and cursors as they
+    are."""
+    donates: Literal["state", "checkpoint"] = "state"
+    """What a prefix cache gets from a request: its committed state, so that what waits is folded,
+    or its checkpoint, so that the prefix ends at the last fold. Both at any cursor value."""
 
     @property
     def folds_at_verify(self) -> bool:
@@ -232,6 +256,8 @@ RING_DIALECT = Dialect(
     represents=("checkpoint", "rawv", "rawk", "g", "beta"),
     represented=represented_by_ring,
     bitwise_fold=True,
+    saves="records",
+    donates="checkpoint",
 )
 
 FOLD_EVERY_COMMIT_DIALECT = Dialect(
@@ -279,6 +305,41 @@ OPEN_LOOP_DIALECT = Dialect(
     represented=represented_by_deltas,
     bitwise_fold=False,
     state_from_deltas=True,
+    saves="records",
+    donates="checkpoint",
+)
+
+LINEAR_CACHE_DIALECT = Dialect(
+    name="linear-cache",
+    buffers=(CHECKPOINT, *WINDOW_DELTAS),
+    has_ring=False,
+    protocol=NO_RING,
+    verify_writes=tuple(record.name for record in WINDOW_DELTAS),
+    commit_writes=("checkpoint",),
+    raw_records=(),
+    derived_records=("k", "g"),
+    represents=("checkpoint",),
+    represented=represented_by_checkpoint,
+    bitwise_fold=False,
+    state_from_deltas=True,
+    zeroes_padding=False,
+)
+
+DECODE_RING_DIALECT = Dialect(
+    name="decode-ring",
+    buffers=(CHECKPOINT, *STATE_RINGS, *RING_CURSORS),
+    has_ring=True,
+    protocol=DECODE_RING,
+    verify_writes=tuple(ring.name for ring in STATE_RINGS),
+    commit_writes=("checkpoint", *(cursor.name for cursor in RING_CURSORS)),
+    raw_records=(),
+    derived_records=("g",),  # SGLang rounds a key to the activations' dtype and stores it wider
+    represents=("checkpoint", "d", "k", "g"),
+    represented=represented_by_deltas,
+    bitwise_fold=False,
+    state_from_deltas=True,
+    verifies=False,
+    decodes_in_place=True,
 )
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -289,6 +350,8 @@ DIALECTS: Mapping[str, Dialect] = {
         FOLD_EVERY_COMMIT_DIALECT,
         COMPACT_DIALECT,
         OPEN_LOOP_DIALECT,
+        LINEAR_CACHE_DIALECT,
+        DECODE_RING_DIALECT,
     )
 }
 

@@ -8,7 +8,9 @@ from typing import Final
 from numpy.typing import ArrayLike
 
 from ringfold.sim.compact import Compact
+from ringfold.sim.decode_ring import DecodeRing
 from ringfold.sim.fold_every_commit import FoldEveryCommit
+from ringfold.sim.linear_cache import LinearCache
 from ringfold.sim.machine import Machine
 from ringfold.sim.open_loop import OpenLoop
 from ringfold.sim.precision import EXACT, Arithmetic
@@ -17,7 +19,8 @@ from ringfold.sim.setup import Setup
 from ringfold.sim.snapshots import Snapshots
 
 MACHINES: Final[Mapping[str, type[Machine]]] = {
-    m.dialect.name: m for m in (Snapshots, Ring, FoldEveryCommit, Compact, OpenLoop)
+    m.dialect.name: m
+    for m in (Snapshots, Ring, FoldEveryCommit, Compact, OpenLoop, LinearCache, DecodeRing)
 }
 
 

@@ -45,9 +45,16 @@ def gates(
 
 def advance(state: Array, k: Array, v: Array, g: Array, beta: Array) -> Array:
     """The state [..., V, K] after one more token: k [..., K], v [..., V], g and beta [...]."""
+    return advance_with_delta(state, k, v, g, beta)[0]
+
+
+def advance_with_delta(
+    state: Array, k: Array, v: Array, g: Array, beta: Array
+) -> tuple[Array, Array]:
+    """The same, and what the token wrote along k: [..., V]."""
     faded = state * np.exp(g)[..., None, None]
     u = (v - read(faded, k)) * beta[..., None]
-    return np.asarray(faded + u[..., :, None] * k[..., None, :])
+    return np.asarray(faded + u[..., :, None] * k[..., None, :]), u
 
 
 def read(state: Array, q: Array) -> Array:
@@ -69,3 +76,20 @@ def replay(
             state.take(rows, 1), *(field.take(t, 3).take(rows, 1) for field in writes)
         )
         yield t, rows
+
+
+class Deltas(NamedTuple):
+    """What tokens wrote to a state, as it was worked out when they did."""
+
+    d: Array  # [layer, row, HV, T, V]
+    k: Array  # [layer, row, HV, T, K], normalised
+    g: Array  # [layer, row, HV, T]
+
+
+def replay_deltas(state: Array, deltas: Deltas, counts: NDArray[np.int64]) -> None:
+    """Write the first `counts[r]` deltas to row r of `state` [layer, row, HV, V, K], in place."""
+    for t in range(int(counts.max(initial=0))):
+        rows = np.flatnonzero(counts > t)
+        d, k, g = (field.take(t, 3).take(rows, 1) for field in deltas)
+        faded = state.take(rows, 1) * np.exp(g)[..., None, None]
+        state[:, rows] = faded + d[..., :, None] * k[..., None, :]

@@ -125,6 +125,12 @@ SITUATIONS: Final[tuple[Situation, ...]] = (
         lambda s: s.folds & (s.folded == s.ring - s.window),
     ),
     Situation(
+        "forced fold",
+        "The step folds because it is asked to, before the ring is full.",
+        "row",
+        lambda s: s.folds & (s.before.is_flush != 0) & (s.protocol.plain & (s.folded < s.ring)),
+    ),
+    Situation(
         "none accepted, no fold",
         "A row that does not fold rejects its whole window.",
         "row",
