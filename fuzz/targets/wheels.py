@@ -149,7 +149,7 @@ def add(release: str) -> Wheel:
     if present is not None:
         return present
 
-    folder = _cache() / f"{name}-{version}"
+    folder = cache() / "wheels" / f"{name}-{version}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
         fetched = _fetch(f"{name}=={version}", Path(temporary))
@@ -190,7 +190,7 @@ def installed() -> list[Wheel]:
     stand_ins = os.environ.get("RINGFOLD_WHEELS")
     if stand_ins:
         wheels += [Wheel(release, folder, None) for release, folder in _releases(Path(stand_ins))]
-    for release, folder in _releases(_cache()):
+    for release, folder in _releases(cache() / "wheels"):
         record = _read_record(folder)
         if record is not None:
             wheels.append(Wheel(release, folder / record.wheel, record.sha256))
@@ -222,13 +222,13 @@ def _releases(parent: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def _cache() -> Path:
-    """Where wheels are kept: $RINGFOLD_CACHE, or ringfold in the user's cache folder."""
+def cache() -> Path:
+    """Where fetched things are kept: $RINGFOLD_CACHE, or ringfold in the user's cache folder."""
     own = os.environ.get("RINGFOLD_CACHE")
     if own:
-        return Path(own) / "wheels"
+        return Path(own)
     user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else Path.home() / ".cache") / "ringfold" / "wheels"
+    return (Path(user) if user else Path.home() / ".cache") / "ringfold"
 
 
 def _fetch(release: str, folder: Path) -> Path:
