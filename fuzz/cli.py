@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from ringfold import __version__
+from ringfold.fuzz.commands.bench import bench
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.explain import explain
 from ringfold.fuzz.commands.explore import explore
@@ -55,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(targets_app, name="targets")
-for command in (fuzz, replay, explain, shrink, explore, vary, memory, drift, simulate):
+for command in (fuzz, replay, explain, shrink, explore, vary, memory, drift, simulate, bench):
     app.command()(command)
 
 

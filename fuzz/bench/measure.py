@@ -1,0 +1,140 @@
+"""Times on a GPU: steps captured in graphs, peers replayed in turn, round after round.
+
+A round gives each peer one sample, so that whatever the card does meanwhile meets all of them.
+Kernels are compiled beforehand, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ringfold.fuzz.bench.case import Case
+from ringfold.fuzz.bench.report import Bandwidth
+from ringfold.fuzz.bench.steady import Steady, Work, seat
+from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.targets.registry import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+SAMPLE_SECONDS: Final = 0.004
+"""How long a sample lasts at least: thousands of times the resolution of a device's events."""
+
+SETTLING: Final = 2
+"""Replays before the first sample: rows that were seated together drift apart."""
+
+
+def compile_all(jobs: Sequence[tuple[str, Case]], workers: int) -> dict[tuple[str, Case], str]:
+    """Compile what each (target, case) launches into Triton's cache; returns what went wrong."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(jobs)) or 1, mp_context=context) as pool:
+        problems = pool.map(_compile, *zip(*jobs, strict=True))
+        return {job: problem for job, problem in zip(jobs, problems, strict=True) if problem}
+
+
+def _compile(name: str, case: Case) -> str:
+    import torch
+
+    try:
+        steady = seat(resolve(name, "cuda"), Work(case, "cuda", 1, 0))
+        steady.step(0)
+        torch.cuda.synchronize()
+    except RefusedError as error:
+        return f"refused: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told beside its peers
+        return f"does not run: {type(error).__name__}: {error}"
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+    return ""
+
+
+class Memory(NamedTuple):
+    """Bytes of device memory."""
+
+    held: int
+    peak: int
+
+
+def seat_and_weigh(name: str, work: Work) -> tuple[Steady, Memory]:
+    """Seat a target on the GPU and run a step of it; what it holds, and what it takes at most."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    steady = seat(resolve(name, work.device), work)
+    held = torch.cuda.memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    steady.verify(0)  # not committed, so the rows are where they were
+    torch.cuda.synchronize()
+    return steady, Memory(held, torch.cuda.max_memory_allocated() - before)
+
+
+def capture(steady: Steady) -> torch.cuda.CUDAGraph:
+    """All steps of the work in one graph."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(steady.work.steps):
+            steady.step(i)
+    return graph
+
+
+def interleave(graphs: Mapping[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, list[float]]:
+    """Seconds a replay of each graph, one sample a round, each round beginning with another."""
+    names = list(graphs)
+    replays = {}
+    for name, graph in graphs.items():
+        for _ in range(SETTLING):
+            graph.replay()
+        replays[name] = 1 + int(SAMPLE_SECONDS / _sample(graph, 1))
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(_sample(graphs[name], replays[name]))
+    return samples
+
+
+def _sample(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Seconds a replay; the first is not counted, since it waits for the host."""
+    import torch
+
+    event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    graph.replay()
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / replays
+
+
+def bandwidth(gigabytes: float = 2.0) -> Bandwidth:
+    """What the memory gives: an elementwise copy of random numbers, and a sum of them."""
+    import torch
+
+    source = torch.randn(int(gigabytes * 2**30) // 4 // 2**15, 2**15, device="cuda")
+    target = torch.empty_like(source)
+    sums = torch.empty(len(source), device="cuda")
+
+    def rate(launch: Callable[[], object], moved: int) -> float:
+        launch()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            launch()
+        return moved / statistics.median(_sample(graph, 4) for _ in range(9))
+
+    size = source.numel() * 4
+    copy = rate(lambda: torch.mul(source, 1.5, out=target), 2 * size)
+    read = rate(lambda: torch.sum(source, 1, out=sums), size)
+    return Bandwidth(copy, read)

@@ -1,0 +1,243 @@
+"""`ringfold bench`: one step in the steady state, all peers side by side, beside the floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.table import Table
+
+from ringfold.fuzz.bench.case import STANDARD, SWEEPS, Case, cases, swept
+from ringfold.fuzz.bench.report import Measured, Peer, Report
+from ringfold.fuzz.bench.run import PEERS, WRONG, Bench, Options
+from ringfold.fuzz.campaign import cores
+from ringfold.fuzz.commands import plots
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    MISMATCH,
+    OnDevice,
+    device_of,
+    geometry_of,
+)
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.failures import write_json
+from ringfold.sim.setup import ACTIVATIONS
+
+BATCHES: Final = (1, 16, 64, 256)
+SMALL: Final = Case(geometry=geometry_of("1,2,32,32"), batch=3, ring=8, window=2, dtype="float16")
+"""What the interpreter can run in a second or two."""
+
+
+def bench(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help=f"Whom to measure. [{' '.join(PEERS)}]"),
+    ] = None,
+    device: OnDevice = "cpu",
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Rows of a step, repeatable. [1, 16, 64, 256]")
+    ] = None,
+    ring: Annotated[list[int] | None, typer.Option(help="Ring length L, repeatable. [16]")] = None,
+    window: Annotated[
+        list[int] | None, typer.Option(help="Drafted tokens T, bonus included, repeatable. [4]")
+    ] = None,
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="uniform|P",
+            help="Tokens accepted: uniform on 1..T, or the chance of each draft; repeatable.",
+        ),
+    ] = None,
+    geometry: Annotated[
+        list[str] | None,
+        typer.Option(metavar="H,HV,K,V", help="Heads and dimensions, repeatable. [16,32,128,128]"),
+    ] = None,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option(help="Layers between two commits, repeatable; times are a layer's. [1]"),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(ACTIVATIONS), help="Of inputs and records. [bfloat16]"),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Cases that change one thing, repeatable: {', '.join(SWEEPS)}."),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps in a graph, each with inputs of its own.")
+    ] = Options().steps,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Samples of each peer; peers take turns.")
+    ] = Options().rounds,
+    seed: Annotated[
+        int, typer.Option(help="Decides inputs and acceptance.", min=0, max=2**32 - 1)
+    ] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Processes that compile. [one a core]")
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="What to call the code measured. [git's name for it]")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Run the steps and judge them, small on a CPU; no times."),
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Written anew after every case.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw times against what varies.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure verify and commit of a layer in the steady state, all peers in turn."""
+    plots.require(plot)
+    if device == "cpu" and not dry_run:
+        raise typer.BadParameter(
+            "an interpreter's times say nothing: use --device cuda, or --dry-run for the same "
+            "steps without a clock",
+            param_hint="--device",
+        )
+    on = device_of(device)
+    base = SMALL if on == "cpu" else STANDARD
+    if dtype is not None and dtype not in ACTIVATIONS:
+        raise typer.BadParameter(
+            f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
+        )
+    kind = dtype or base.dtype
+    chosen = [] if sweep is None else swept(sweep, kind)
+    lists = (geometry, batch, ring, window, acceptance, layers)
+    if sweep is None or any(one is not None for one in lists):
+        chosen = chosen + cases(
+            [geometry_of(g) for g in geometry] if geometry else [base.geometry],
+            batch or ([base.batch] if on == "cpu" else BATCHES),
+            ring or [base.ring],
+            window or [base.window],
+            acceptance or [base.acceptance],
+            layers or [base.layers],
+            kind,
+        )
+    chosen = list(dict.fromkeys(chosen))
+    names = targets or list(PEERS)
+    for case in chosen:
+        case.setup("ring")  # refuses what no ring could be
+    options = Options(steps, rounds, seed, workers or cores(), commit)
+    with progress_display() as progress:
+        task = progress.add_task("starting", total=None)
+
+        def on_case(report: Report, doing: str) -> None:
+            progress.update(task, description=f"{', '.join(names)} on {on}: {doing}")
+            if save is not None:
+                write_json(save, report)
+
+        report = Bench(names, chosen, on, options, timed=not dry_run).run(on_case)
+    if plot is not None:
+        draw(plot, report)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    raise typer.Exit(_verdict(report))
+
+
+def _verdict(report: Report) -> int:
+    flags = [flag for one in report.measured for peer in one.peers for flag in peer.flags]
+    if any(flag.startswith(WRONG) for flag in flags):
+        return MISMATCH
+    return INCONCLUSIVE if flags else AGREE
+
+
+# ------------------------------------------------------------------ what is printed
+
+
+def _show(report: Report) -> None:
+    timed = report.bandwidth is not None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings = ["case", "target", "error", "written"]
+    headings += ["us a step", "+-", "over floor", "peak MiB"] if timed else []
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="left" if len(heading) > 9 else "right")
+    for column in table.columns[:2]:
+        column.justify = "left"
+    for one in report.measured:
+        for i, peer in enumerate(one.peers):
+            table.add_row("" if i else str(one.case), *_cells(peer, timed))
+        if one.floor_us is not None:
+            floor = ["", "floor", "", f"{one.cycle.flushing:.0%}", f"{one.floor_us:.1f}"]
+            table.add_row(*floor, "", "1.00", "")
+    print_table(table)
+    for one in report.measured:
+        for peer in one.peers:
+            for flag in peer.flags:
+                out.print(f"{peer.target}, {one.case}: {flag}", markup=False)
+    what = report.machine
+    out.print()
+    out.print(
+        f"{what['device']}, torch {what['torch']}, triton {what['triton']}, ringfold "
+        f"{what['ringfold']} ({what['commit'][:12]}), {what['date']}; error: of outputs, in "
+        "2-norm, relative; written: rows whose checkpoint changed in a step.",
+        markup=False,
+    )
+    if report.bandwidth is not None:
+        out.print(
+            f"A step is one layer's verify and commit, median of {report.options['rounds']} rounds "
+            "and half the distance of its quartiles. Floor: the bytes that the ring protocol must "
+            f"move, at {report.bandwidth.copy / 1e12:.2f} TB/s as a copy reached in this run.",
+            markup=False,
+        )
+
+
+def _cells(peer: Peer, timed: bool) -> list[str]:
+    cells = [
+        peer.target,
+        "" if peer.output_error is None else f"{peer.output_error:.1e}",
+        "" if peer.written_share is None else f"{peer.written_share:.0%}",
+    ]
+    if timed and peer.samples_us:
+        cells += [f"{peer.median_us:.1f}", f"{peer.spread_us:.2f}", f"{peer.floor_ratio:.2f}"]
+        cells.append(f"{(peer.peak_bytes or 0) / 2**20:.0f}")
+    return cells
+
+
+# ------------------------------------------------------------------ what is drawn
+
+
+def draw(path: Path, report: Report) -> None:
+    """A panel for each thing that varies: times of the cases that agree with the first in the rest.
+
+    Raises `typer.BadParameter` where nothing was timed.
+    """
+    timed = [one for one in report.measured if one.floor_us is not None]
+    if not timed:
+        raise typer.BadParameter("nothing was timed, so nothing can be drawn", param_hint="--plot")
+    fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
+    fields = fields or ["batch"]
+    figure = plots.new_figure(5 * len(fields), 4.5)
+    for axes, field in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
+        row = along(timed, field)
+        at = range(len(row))
+        for i, name in enumerate(report.options["targets"]):
+            times = [next(p for p in one.peers if p.target == name) for one in row]
+            here = [(x, p.median_us) for x, p in zip(at, times, strict=True) if p.samples_us]
+            if here:
+                axes.semilogy(*zip(*here, strict=True), "o-", color=f"C{i}", label=name)
+        axes.semilogy(at, [one.floor_us or 0.0 for one in row], "k--", label="floor")
+        axes.set_xticks(list(at), [str(getattr(one.case, field)) for one in row])
+        axes.set_xlabel(field)
+        axes.grid(visible=True, which="both", alpha=0.3)
+    figure.axes[0].set_ylabel("us a step and layer")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def along(measured: list[Measured], field: str) -> list[Measured]:
+    """The longest run of cases that differ in `field` alone."""
+    groups: dict[Case, list[Measured]] = {}
+    default = getattr(STANDARD, field)
+    for one in measured:
+        groups.setdefault(msgspec.structs.replace(one.case, **{field: default}), []).append(one)
+    return max(groups.values(), key=len)
