@@ -52,21 +52,56 @@ class Ledger:
         self.buffers = dialect.kept(setup)
         self.protocol = protocol_of(setup)
         self.entries: dict[Request, Entry] = {}
+        self.saved: dict[Request, Entry] = {}
+        self.prefixes: dict[int, Mapping[str, int]] = {}
+        """Where each prefix lies that the prefix cache keeps."""
         self.left: dict[int, tuple[Cursors, bool]] = {}
         keyed = [b for b in self.buffers if b.role == "position"]
         self.cursor_axis = keyed[0].axes[0] if keyed else "slot"
 
-    def admit(self, request: Request, seat: Mapping[str, int]) -> None:
-        """Seat a request with the cursors of a reset."""
-        start = self.protocol.reset(self.setup.ring, self.setup.window)
+    def admit(
+        self, request: Request, seat: Mapping[str, int], cursors: Cursors | None = None
+    ) -> None:
+        """Seat a request with these cursors, or with those of a reset."""
+        start = cursors or self.protocol.reset(self.setup.ring, self.setup.window)
         left, used = self.left.get(seat[self.cursor_axis], (start, False))
         stale = left != start or (used and not self.dialect.has_ring)
         self.entries[request] = Entry(seat, start, stale=stale)
 
-    def free(self, request: Request) -> None:
+    def placed(self, records: int, base: int, flush: bool) -> Cursors:
+        """Cursors of a request that is seated with so many records, as far as the protocol goes."""
+        setup, protocol = self.setup, self.protocol
+        flagged = flush and any(protocol.flags(records, setup.ring, setup.window))
+        return Cursors(records, 0 if protocol.plain else base, int(flagged))
+
+    def free(self, request: Request) -> Entry:
         """Forget a request, but not the cursors that its slot keeps."""
         entry = self.entries.pop(request)
         self.left[entry.seat[self.cursor_axis]] = (entry.cursors, entry.used)
+        return entry
+
+    def save(self, request: Request) -> None:
+        """A request leaves its seat for host memory."""
+        self.saved[request] = self.free(request)
+
+    def restore(self, request: Request, seat: Mapping[str, int]) -> bool:
+        """It is seated again; returns whether records that waited are in its checkpoint now."""
+        saved = self.saved.pop(request)
+        folds = self.dialect.saves == "state"
+        self.admit(request, seat, None if folds else saved.cursors)
+        self.entries[request].used = saved.used
+        return folds and saved.lag > 0
+
+    def donate(self, request: Request, prefix: int, seat: Mapping[str, int]) -> None:
+        """A request is gone, and the prefix that it left lies at `seat`."""
+        self.free(request)
+        self.prefixes[prefix] = seat
+
+    @property
+    def vacant(self) -> int:
+        """How many requests could be seated now."""
+        kept = sum("slot" in seat for seat in self.prefixes.values())
+        return self.setup.slots - 1 - len(self.entries) - kept
 
     def verify(self, request: Request, length: int) -> bool:
         """A window of `length` tokens is in flight; returns whether this verify folds."""
@@ -151,6 +186,24 @@ class Ledger:
         """Everything that belongs to the new owners."""
         return {buffer.name: [self.place(requests)] for buffer in self.buffers}
 
+    def save_may_write(self, request: Request) -> dict[str, list[Region]]:
+        """Nothing, unless what waits is folded on the way."""
+        return self._fold_may_write(request) if self.dialect.saves == "state" else {}
+
+    def donate_may_write(self, request: Request) -> dict[str, list[Region]]:
+        """The cursors, for the ring of a prefix is empty; and the checkpoint, if that is folded."""
+        allowed = self._fold_may_write(request)
+        if self.dialect.donates == "checkpoint":
+            allowed["checkpoint"] = []
+        return allowed
+
+    def _fold_may_write(self, request: Request) -> dict[str, list[Region]]:
+        place = [self.place([request])]
+        names = [b.name for b in self.buffers if b.role in ("position", "flag")]
+        if self.entries[request].lag:
+            names.append("checkpoint")
+        return dict.fromkeys(names, place)
+
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""
         setup = self.setup
@@ -158,6 +211,9 @@ class Ledger:
         kinds = {(b.axes[1], row) for b in self.buffers if (row := _row_axis(b))}
         rows = {"ring": setup.ring, "step": setup.window}
         live = {kind: np.zeros((setup.slots, rows[kind[1]]), bool) for kind in kinds}
+        for seat in self.prefixes.values():
+            if "slot" in seat:
+                seated[seat["slot"]] = True
         for entry in self.entries.values():
             seated[entry.seat["slot"]] = True
             first = 0 if not entry.folded else entry.cursors.write_pos

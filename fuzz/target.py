@@ -131,6 +131,32 @@ class Target(Protocol):
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""
 
+    # A target owns as many of these as its code has; the twin of one that owns them does too.
+    #
+    #     def save(self, request) -> None
+    #
+    # The request is retracted to host memory: its seat is free, its committed state is kept. No
+    # window of it is in flight, but records may wait: the dialect's `saves` says what becomes of
+    # them.
+    #
+    #     def restore(self, request) -> None
+    #
+    # It is seated again, wherever there is room. `seat` says where.
+    #
+    #     def donate(self, request, prefix) -> Mapping[str, int]
+    #
+    # The request has finished and leaves its state to the prefix cache, under the number `prefix`
+    # (the dialect's `donates` says what of it). Returns where that lies now, as `seat` does, such
+    # as {"slot": 3}; empty, if outside of what `views` shows.
+    #
+    #     def hit(self, request, prefix) -> None
+    #
+    # Seat a request, with the cursors of a reset, on a copy of what is kept under `prefix`.
+    #
+    #     def evict(self, prefix) -> None
+    #
+    # The prefix cache gives it up.
+
     def seat(self, request: Request) -> Mapping[str, int]:
         """Where the request sits: index by axis name, such as {"slot": 3}."""
 

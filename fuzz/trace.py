@@ -45,6 +45,8 @@ REHEARSED_ROWS_MAX: Final = 250_000
 LINE_MAX: Final = 100
 
 Request = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]
+Prefix = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]
+"""The name under which a prefix cache keeps a state."""
 Word = Annotated[int, Meta(ge=0, le=WORD_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ROWS_MAX)]
 Profile = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -150,6 +152,51 @@ class Place(_Operation, frozen=True):
     dead: Dead = "leave"
 
 
+class Save(_Operation, frozen=True):
+    """A request is retracted to host memory: its slot is freed, its committed state kept.
+
+    It may wait with any number of records, but not with a window in flight: a scheduler retracts
+    between steps.
+    """
+
+    request: Request
+    dead: Dead = "leave"
+
+
+class Restore(_Operation, frozen=True):
+    """A saved request is seated again, in whatever slot is free, on its committed state."""
+
+    request: Request
+    dead: Dead = "leave"
+
+
+class Donate(_Operation, frozen=True):
+    """A request has finished and leaves its state, and its slot with it, to the prefix cache.
+
+    The dialect says whether that is the committed state or what the checkpoint holds of it
+    (`Dialect.donates`). As with `Save`, records may wait, but no window may be in flight.
+    """
+
+    request: Request
+    prefix: Prefix
+    dead: Dead = "leave"
+
+
+class Hit(_Operation, frozen=True):
+    """A request is seated on a copy of what the prefix cache keeps under `prefix`."""
+
+    request: Request
+    prefix: Prefix
+    dead: Dead = "leave"
+
+
+class Evict(_Operation, frozen=True):
+    """The prefix cache gives up a state, and its slot."""
+
+    prefix: Prefix
+    dead: Dead = "leave"
+
+
 class Repeat(_Operation, frozen=True):
     """The operations inside, `times` over; every iteration has its own tokens."""
 
@@ -158,7 +205,22 @@ class Repeat(_Operation, frozen=True):
     dead: Dead = "leave"
 
 
-Operation = Admit | Free | Fork | Verify | Commit | Decode | Idle | Place | Repeat
+Operation = (
+    Admit
+    | Free
+    | Fork
+    | Verify
+    | Commit
+    | Decode
+    | Idle
+    | Place
+    | Save
+    | Restore
+    | Donate
+    | Hit
+    | Evict
+    | Repeat
+)
 
 
 class PayloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -320,7 +382,10 @@ class _Rehearsal:
         self.protocol = protocol_of(setup)
         # Cursors decide on nothing else; without them a repeat recurs in a turn or two.
         self.moves_cursors = self.has_ring and _asks_for_cursors(trace.operations)
+        self.carries_records = DIALECTS[setup.dialect].saves == "records"
         self.seats: dict[int, _Seat] = {}
+        self.saved: dict[int, _Seat] = {}
+        self.prefixes: set[int] = set()
         self.verified: dict[int, Verify] = {}  # windows in flight, by tag
         self.rows = 0
         self.rows_again = 0
@@ -341,8 +406,11 @@ class _Rehearsal:
         met: dict[int, int] = {}
         i = 0
         while i < operation.times:
-            seats = frozenset((r, seat.key()) for r, seat in self.seats.items())
-            state = hash((seats, frozenset(self.verified)))
+            seats, saved = (
+                frozenset((request, seat.key()) for request, seat in those.items())
+                for those in (self.seats, self.saved)
+            )
+            state = hash((seats, saved, frozenset(self.prefixes), frozenset(self.verified)))
             if state in met:
                 period = i - met[state]
                 i = operation.times - (operation.times - i) % period
@@ -386,10 +454,29 @@ class _Rehearsal:
                 self.batch(operation.rows)
                 for request in operation.rows:
                     if request is not None:
-                        self.move(self.ready(request), 1, self.setup.window)
+                        self.advance(self.ready(request), 1, self.setup.window)
             case Place():
                 self.place(operation)
+            case _:
+                self.move(operation)
         self.rows += 1
+
+    def move(self, operation: Operation) -> None:
+        """One that changes its place, or what the prefix cache keeps."""
+        match operation:
+            case Save(request=request):
+                self.ready(request)
+                self.saved[request] = self.seats.pop(request)
+            case Restore(request=request):
+                self.restore(request)
+            case Donate():
+                self.donate(operation)
+            case Hit(request=request, prefix=prefix):
+                self.kept(prefix)
+                self.seat(request, self.fresh())
+            case Evict(prefix=prefix):
+                self.kept(prefix)
+                self.prefixes.remove(prefix)
 
     def fresh(self) -> _Seat:
         return _Seat(self.protocol.reset(self.setup.ring, self.setup.window), self.setup.window)
@@ -397,14 +484,20 @@ class _Rehearsal:
     def seat(self, request: int, seat: _Seat) -> None:
         if request in self.seats:
             raise TraceError(f"request {request} is seated already: free it first")
-        if len(self.seats) >= self.setup.slots - 1:
+        if request in self.saved:
+            raise TraceError(f"request {request} is saved: restore it, or seat another one")
+        taken = len(self.seats) + len(self.prefixes)
+        if taken >= self.setup.slots - 1:
             raise TraceError(
-                f"request {request} finds no slot, {len(self.seats)} of {self.setup.slots} are "
-                f"taken and one is the null slot: free a request, or raise setup.slots"
+                f"request {request} finds no slot, {taken} of {self.setup.slots} are "
+                f"taken and one is the null slot: free a request, evict a prefix, "
+                f"or raise setup.slots"
             )
         self.seats[request] = seat
 
     def seated(self, request: int) -> _Seat:
+        if request in self.saved:
+            raise TraceError(f"request {request} is saved: restore it first")
         if request not in self.seats:
             raise TraceError(f"request {request} is not seated: admit, fork or place it first")
         return self.seats[request]
@@ -436,6 +529,25 @@ class _Rehearsal:
                 f"or after a flush that accepted 0"
             )
         self.seat(operation.request, self.fresh())
+
+    def restore(self, request: int) -> None:
+        seat = self.saved.pop(request, None)
+        if seat is None:
+            raise TraceError(f"request {request} is not saved: save it first")
+        self.seat(request, seat if self.carries_records else self.fresh())
+
+    def donate(self, operation: Donate) -> None:
+        self.ready(operation.request)
+        if operation.prefix in self.prefixes:
+            raise TraceError(
+                f"prefix {operation.prefix} is kept already: evict it first, or use another name"
+            )
+        del self.seats[operation.request]
+        self.prefixes.add(operation.prefix)
+
+    def kept(self, prefix: int) -> None:
+        if prefix not in self.prefixes:
+            raise TraceError(f"prefix {prefix} is not kept: donate it first")
 
     def verify(self, operation: Verify) -> None:
         rows, lengths = operation.rows, operation.lengths
@@ -498,9 +610,9 @@ class _Rehearsal:
                     f"{seat.length} in flight: accept 0..{seat.length}"
                 )
             else:
-                self.move(seat, count, bound)
+                self.advance(seat, count, bound)
 
-    def move(self, seat: _Seat, accepted: int, bound: int) -> None:
+    def advance(self, seat: _Seat, accepted: int, bound: int) -> None:
         if self.moves_cursors:
             L = self.setup.ring
             seat.cursors = _committed(self.protocol, seat.cursors, accepted, L, bound)
@@ -515,9 +627,10 @@ class _Rehearsal:
         """States that `sim.cursors.reachable` holds: any base, and records that may wait."""
         base, records = operation.base, operation.records
         L, T = (self.setup.ring, self.setup.window) if self.has_ring else (1, 1)
-        if base >= L:
+        if base >= (1 if self.protocol.plain else L):
             raise TraceError(
-                f"base is {base}, but must be in 0..{L - 1}: name a physical row of the ring"
+                f"base is {base}, but must be in 0..{0 if self.protocol.plain else L - 1}: "
+                "name a physical row of the ring"
             )
         most = self.protocol.most(L, T)
         if records > most:
@@ -525,13 +638,13 @@ class _Rehearsal:
                 f"records is {records}, but must be in 0..{most}: "
                 f"no commit leaves more than {most} records in this ring"
             )
-        flush = self.protocol.folds_at == "verify" and bool(self.protocol.due(records, L, T))
-        if operation.flush != flush:
+        flags = self.protocol.flags(records, L, T)
+        if operation.flush not in flags:
             raise TraceError(
-                f"flush is {operation.flush}, but {records} records in this ring mean {flush} "
+                f"flush is {operation.flush}, but {records} records in this ring mean {flags[0]} "
                 f"(records + 2 * window > ring): change either"
             )
-        self.seat(operation.request, _Seat(Cursors(records, base, int(flush)), T))
+        self.seat(operation.request, _Seat(Cursors(records, base, int(operation.flush)), T))
         self.seats[operation.request].bound = self.setup.window
 
 

@@ -134,10 +134,20 @@ class Losses(NamedTuple):
         return units._replace(error=units.error + lost / UNIT)
 
 
+Kept = list[Array]
+"""Where one request is: its row of each of `Truth.arrays`."""
+
+
 class Truth:
     """States and error units of all requests, [2 (global, local), layer, place, HV, V(, K)]."""
 
-    def __init__(self, setup: Setup, parameters: HeadParameters, state_eps: float) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        parameters: HeadParameters,
+        state_eps: float,
+        marks_checkpoints: bool = False,
+    ) -> None:
         g = setup.geometry
         rows = (2, setup.layers, setup.slots, g.value_heads, g.value_dim)
         self.state = np.zeros((*rows, g.key_dim))
@@ -151,6 +161,10 @@ class Truth:
         self.state_eps = state_eps
         self.places: dict[Request, int] = {}
         self.vacant = list(range(setup.slots))[::-1]
+        marked = (self.state, self.error, self.mass) if marks_checkpoints else ()
+        self.marks = [np.zeros_like(array) for array in marked]
+        """State, error and mass as they were when the checkpoint was last written, if asked for."""
+        self.arrays = (self.state, self.error, self.mass, self.gates, *self.marks)
         self.losses: Losses | None = None
         """Set for a target whose state is made of its own deltas."""
 
@@ -161,17 +175,33 @@ class Truth:
         units = zero(self.state[:, :, place])
         self.error[:, :, place], self.mass[:, :, place] = units
         self.gates[:, :, place] = 0.0
+        self.mark(place)
 
     def free(self, request: Request) -> None:
         """Forget a request."""
         self.vacant.append(self.places.pop(request))
 
-    def fork(self, request: Request, source: Request) -> None:
-        """A request that continues from where `source` is."""
-        place, origin = self.vacant.pop(), self.places[source]
-        self.places[request] = place
-        for array in (self.state, self.error, self.mass, self.gates):
-            array[:, :, place] = array[:, :, origin]
+    def take(self, request: Request) -> Kept:
+        """A copy of where `request` is."""
+        place = self.places[request]
+        return [array[:, :, place].copy() for array in self.arrays]
+
+    def take_checkpoint(self, request: Request) -> Kept:
+        """A copy of where `request` was when its checkpoint was last written."""
+        place = self.places[request]
+        marks = [mark[:, :, place].copy() for mark in self.marks]
+        return [*marks, np.zeros_like(self.gates[:, :, place]), *marks]
+
+    def seat(self, request: Request, kept: Kept) -> None:
+        """A request that goes on from what was taken, from itself or from another one."""
+        place = self.places[request] = self.vacant.pop()
+        for array, values in zip(self.arrays, kept, strict=True):
+            array[:, :, place] = values
+
+    def mark(self, at: Ints | int) -> None:
+        """Remember the checkpoints that were just written at these places."""
+        for mark, array in zip(self.marks, self.arrays, strict=False):
+            mark[:, :, at] = array[:, :, at]
 
     def outputs(self, window: Window) -> Trail:
         """What a verify of `window` must return, with the error units of every token."""
@@ -247,6 +277,7 @@ class Truth:
         at = self.at(requests)
         self.state[LOCAL][:, at] = own
         self.error[LOCAL][:, at] = 0.0
+        self.mark(at)
 
     def expected(self, requests: list[Request]) -> tuple[Array, Array]:
         """States [2, layer, row, HV, V, K] and error units [2, layer, row, HV, V]."""

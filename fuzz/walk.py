@@ -31,18 +31,22 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     Place,
+    Restore,
+    Save,
     Trace,
     Verify,
     unroll,
 )
-from ringfold.fuzz.truth import Truth, Window
+from ringfold.fuzz.truth import Kept, Truth, Window
 from ringfold.oracle.gdn import Parameters, Tokens, prepare
-from ringfold.sim.cursors import Cursors
 from ringfold.sim.situations import SITUATIONS, Step
 
 Rows = Sequence[Request | None]
@@ -128,12 +132,16 @@ class Walk:
         self.out_of_time, self.on_windows = out_of_time, on_windows
         self.dialect = target.dialect
         self.parameters = payload.parameters()
-        self.truth = Truth(setup, self.parameters, eps(setup.dtypes.state))
+        marks = self.dialect.donates == "checkpoint" and "donate" in target.operations
+        self.truth = Truth(setup, self.parameters, eps(setup.dtypes.state), marks)
         self.ledger = Ledger(setup, self.dialect)
         self.twin = target.twin() if self._claims_bits() else None
         self.judge = Judge(setup, target, self.twin, self.ledger, self.truth)
         self.windows: dict[int, tuple[Rows, Window]] = {}
         self.unseated: set[Request] = set()
+        self.saved: dict[Request, Kept] = {}
+        self.prefixes: dict[int, tuple[Kept, bool]] = {}
+        """What the prefix cache keeps, and whether records were folded into it on the way."""
         self.situations: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
@@ -192,19 +200,12 @@ class Walk:
         self.mirror = self.judge.mirror
 
     def _walk(self, kind: str, together: Sequence[Operation]) -> None:
-        if kind not in self.target.operations:
+        if kind not in self.target.operations or not self._can(together):
             for operation in together:
                 self._skip(kind, operation)
             return
         operation = together[0]
         match operation:
-            case Admit(request=request):
-                self._seat([operation])
-                self.judge.state([request])
-            case Free(request=request):
-                self._free(request)
-            case Fork(request=request, source=source):
-                self._fork(request, source)
             case Place():
                 self._place([p for p in together if isinstance(p, Place)])
             case Verify():
@@ -215,12 +216,66 @@ class Walk:
                 self._decode(operation)
             case Idle(rows=count):
                 self._step([None] * count, [1] * count, tag=0)
+            case _:
+                self._move(operation)
+
+    def _move(self, operation: Operation) -> None:
+        """One request comes, goes or changes its place."""
+        match operation:
+            case Admit(request=request):
+                self._seat([operation])
+                self.judge.state([request])
+            case Free(request=request):
+                self._free(request)
+            case Fork(request=request, source=source):
+                self._fork(request, source)
+            case Save(request=request):
+                self._save(request)
+            case Restore(request=request):
+                self._restore(request)
+            case Donate(request=request, prefix=prefix):
+                self._donate(request, prefix)
+            case Hit(request=request, prefix=prefix):
+                self._hit(request, prefix)
+            case Evict(prefix=prefix):
+                self._evict(prefix)
+
+    def _can(self, together: Sequence[Operation]) -> bool:
+        """Whether it can be done after what was skipped."""
+        operation = together[0]
+        match operation:
+            case Admit() | Place():
+                return self.ledger.vacant >= len(together)
+            case Fork(source=source):
+                # What was skipped would have brought the source where it can be copied.
+                entry = self.ledger.entries.get(source)
+                return entry is not None and not entry.cursors.write_pos and self.ledger.vacant > 0
+            case Save(request=request) | Donate(request=request):
+                return request in self.ledger.entries
+            case Restore(request=request):
+                return request in self.ledger.saved
+            case Hit(prefix=prefix):
+                return prefix in self.ledger.prefixes and self.ledger.vacant > 0
+            case Evict(prefix=prefix):
+                return prefix in self.ledger.prefixes
+            case _:
+                return True
 
     def _skip(self, kind: str, operation: Operation) -> None:
+        """Leave an operation out; whom it would have seated is padding from now on."""
         self.skipped[kind] += 1
         match operation:
-            case Admit(request=request) | Fork(request=request) | Place(request=request):
+            case (
+                Admit(request=request)
+                | Fork(request=request)
+                | Place(request=request)
+                | Hit(request=request)
+            ):
                 self.unseated.add(request)
+            case Restore(request=request) if request in self.ledger.saved:
+                self.unseated.add(request)
+            case Donate(request=request):
+                self._free(request)
             case _:
                 pass
 
@@ -255,16 +310,61 @@ class Walk:
         self.judge.unproven.discard(request)
 
     def _fork(self, request: Request, source: Request) -> None:
-        if source in self.unseated or self.ledger.entries[source].cursors.write_pos:
-            # What was skipped would have seated the source, or brought it where it can be copied.
-            self._skip("fork", Fork(request=request, source=source))
-            return
         self._call(lambda target: target.fork(request, source))
+        self._seat_copy(request, self.truth.take(source))
+        self.judge.state([request, source])
+
+    def _seat_copy(self, request: Request, kept: Kept) -> None:
+        """A request was seated on a copy of another one's checkpoint."""
         self.ledger.admit(request, self._where(request))
-        self.truth.fork(request, source)
+        self.truth.seat(request, kept)
         self._judge_frame(self.ledger.admit_may_write([request]))
         self.judge.cursors()
-        self.judge.state([request, source])
+
+    def _save(self, request: Request) -> None:
+        self._call(lambda target: target.save(request))
+        self._judge_frame(self.ledger.save_may_write(request))
+        self.ledger.save(request)
+        self.saved[request] = self.truth.take(request)
+        self.truth.free(request)
+
+    def _restore(self, request: Request) -> None:
+        self._call(lambda target: target.restore(request))
+        folded = self.ledger.restore(request, self._where(request))
+        self.truth.seat(request, self.saved.pop(request))
+        self._judge_frame(self.ledger.admit_may_write([request]))
+        self.judge.cursors()
+        if folded:
+            self.judge.exactness([request])
+            self._judge_stored([request])
+        else:
+            self._judge_state([request])
+
+    def _donate(self, request: Request, prefix: int) -> None:
+        waiting = self.ledger.entries[request].lag > 0
+        whole = self.dialect.donates == "state"
+        kept = self.truth.take(request) if whole else self.truth.take_checkpoint(request)
+        self.prefixes[prefix] = kept, whole and waiting
+        seat = self._call(lambda target: target.donate(request, prefix))
+        self._judge_frame(self.ledger.donate_may_write(request))
+        self.ledger.donate(request, prefix, seat)
+        self.truth.free(request)
+        self.judge.unproven.discard(request)
+
+    def _hit(self, request: Request, prefix: int) -> None:
+        kept, folded = self.prefixes[prefix]
+        self._call(lambda target: target.hit(request, prefix))
+        self._seat_copy(request, kept)
+        self.judge.level([request])  # its bits were compared when they were folded
+        if folded:
+            self._judge_stored([request])
+        else:
+            self._judge_state([request])
+
+    def _evict(self, prefix: int) -> None:
+        self._call(lambda target: target.evict(prefix))
+        self._judge_frame({})
+        del self.prefixes[prefix], self.ledger.prefixes[prefix]
 
     def _place(self, places: Sequence[Place]) -> None:
         """Seat requests in the middle of their protocol: checkpoint, records, cursors at once."""
@@ -284,8 +384,7 @@ class Walk:
             )
         )
         window = self._window(requests, counts, inputs)
-        folds = self.dialect.folds_at_verify
-        cursors = [Cursors(p.records, p.base, int(p.flush and folds)) for p in places]
+        cursors = [self.ledger.placed(p.records, p.base, p.flush) for p in places]
         with _blamed():
             place(self.target, requests, stacked(cursors), states, inputs, window)
         self._look()
@@ -416,7 +515,7 @@ class Walk:
 
     # Walking.
 
-    def _call(self, verb: Callable[[Target], Any]) -> Any:
+    def _call(self, verb: Callable[[Any], Any]) -> Any:
         """Do the same on the twin and on the target; returns what the target returned."""
         if self.twin is not None:
             with self._timed("twin"), _blamed():

@@ -10,6 +10,7 @@ method of its own, so that a subclass with one method overridden is a planted bu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -17,12 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringfold.oracle.gdn import Tokens
 from ringfold.sim import recurrence
-from ringfold.sim.dialects import CHECKPOINT, Dialect
+from ringfold.sim.dialects import CHECKPOINT, Buffer, Dialect
 from ringfold.sim.precision import EXACT, Arithmetic
 from ringfold.sim.recurrence import Array
 from ringfold.sim.setup import NULL_SLOT, Setup
 
 Ints = NDArray[np.int64]
+Saved = Mapping[str, Array]
+"""What host memory keeps of one request, by the name of the buffer."""
 
 
 class MachineError(ValueError):
@@ -128,6 +131,34 @@ class Machine(ABC):
         self.require_flushed(origin)
         self.admit([destination], self.memory[CHECKPOINT.name].take(origin, 1))
 
+    def save(self, slot: int) -> Saved:
+        """Retract a request: what host memory keeps of it, by buffer."""
+        at = self.seated([slot])
+        if self.dialect.saves == "state":
+            self.flush(at)
+        return {
+            buffer.name: self.memory[buffer.name][self.rows_of(buffer, at)].copy()
+            for buffer in self.saved()
+        }
+
+    def restore(self, slot: int, saved: Saved) -> None:
+        """Seat a request that was saved, in any slot."""
+        at = self.seated([slot])
+        self.reset(at)
+        for buffer in self.saved():
+            self.memory[buffer.name][self.rows_of(buffer, at)] = saved[buffer.name]
+
+    def donate(self, slot: int) -> None:
+        """Leave the slot's checkpoint to a prefix cache; its ring is empty from now on."""
+        at = self.seated([slot])
+        if self.dialect.donates == "state":
+            self.flush(at)
+        self.reset(at)
+
+    def hit(self, prefix: int, slot: int) -> None:
+        """Seat a request on a copy of the checkpoint that the slot `prefix` keeps."""
+        self.admit([slot], self.memory[CHECKPOINT.name].take(self.seated([prefix]), 1))
+
     # ------------------------------------------------------------------ rules
 
     def is_padding(self, slots: Ints) -> NDArray[np.bool_]:
@@ -155,6 +186,22 @@ class Machine(ABC):
         """Log decay and beta [layer, row, T, HV]."""
         A_log, dt_bias = self.A_log[:, None, None], self.dt_bias[:, None, None]
         return recurrence.gates(a, b, A_log, dt_bias, self.arithmetic.softplus_linear_from)
+
+    @abstractmethod
+    def flush(self, slots: Ints) -> None:
+        """Fold whatever waits, and start over on the checkpoint."""
+
+    def saved(self) -> tuple[Buffer, ...]:
+        """What a request takes along to host memory."""
+        if self.dialect.saves == "state":
+            return (CHECKPOINT,)
+        return self.dialect.kept(self.setup)
+
+    def rows_of(self, buffer: Buffer, slots: Ints) -> tuple[slice | Ints, ...]:
+        """Index of what belongs to the owners of `slots` in a buffer."""
+        axis = next(axis for axis in buffer.axes if axis in ("slot", "request"))
+        before = (slice(None),) * buffer.axes.index(axis)
+        return (*before, slots if axis == "slot" else self.places(slots))
 
     @abstractmethod
     def require_flushed(self, slots: Ints) -> None:

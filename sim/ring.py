@@ -150,6 +150,11 @@ class Ring(Machine):
         )
         return Writes(self.shared(self.unit(rawk)), rawv, g, beta)
 
+    def flush(self, slots: Ints) -> None:
+        """Fold the records that wait, whatever the flag says, and empty the rings."""
+        self.fold(slots, self.cursors(slots)._replace(is_flush=np.ones(slots.shape, np.int64)))
+        self.reset(slots)
+
     def require_flushed(self, slots: Ints) -> None:
         """A checkpoint alone can be copied only when no record waits to be folded."""
         if waiting := int(self.memory["write_pos"][slots].max(initial=0)):

@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 
 from ringfold import __version__
 from ringfold.fuzz.payload import packed, tokens_of
-from ringfold.fuzz.target import TF32, Device, Floats, HeadParameters, Inputs, Request, Target, View
+from ringfold.fuzz.target import (
+    IEEE,
+    TF32,
+    Device,
+    Floats,
+    HeadParameters,
+    Inputs,
+    Request,
+    Target,
+    View,
+)
 from ringfold.fuzz.variations import BITWISE
-from ringfold.sim.machine import Machine
+from ringfold.sim.machine import Machine, Saved
 from ringfold.sim.precision import EMULATED_TF32
 from ringfold.sim.ring import Ring
 from ringfold.sim.setup import NULL_SLOT, Setup
@@ -29,14 +39,19 @@ class SimulatedTarget:
     """A machine of the simulator, float32 and tf32 as the kernels are."""
 
     device: Device = "cpu"
-    precision = TF32
-    operations = frozenset({"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"})
+    operations = frozenset(
+        {"admit", "free", "fork", "verify", "commit", "decode", "idle", "place"}
+        | {"save", "restore", "donate", "hit", "evict"}
+    )
     repeats_bits = BITWISE
 
     def __init__(self, name: str = "sim", machine: type[Machine] = Ring) -> None:
         self.name = name
         self.kind = machine
         self.dialect = machine.dialect
+        self.precision = TF32 if issubclass(machine, Ring) else IEEE
+        if not self.dialect.verifies:
+            self.operations = self.operations - {"verify", "commit", "idle"}
 
     def identity(self) -> Mapping[str, str]:
         """The machine's class and the versions of what computes."""
@@ -49,6 +64,8 @@ class SimulatedTarget:
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
         """Build the machine."""
         self.seats: dict[Request, int] = {}
+        self.saved: dict[Request, Saved] = {}
+        self.prefixes: dict[int, int] = {}
         self.slots = Slots(setup.slots)
         self.machine = self.kind(
             msgspec.structs.replace(setup, dialect=self.dialect.name),
@@ -70,6 +87,32 @@ class SimulatedTarget:
         """Take a slot and copy the source's."""
         slot = self.seats[request] = self.slots.take()
         self.machine.copy(self.seats[source], slot)
+
+    def save(self, request: Request) -> None:
+        """Copy what the machine says belongs to the request, and give the slot back."""
+        slot = self.seats.pop(request)
+        self.saved[request] = self.machine.save(slot)
+        self.slots.give(slot)
+
+    def restore(self, request: Request) -> None:
+        """Take a slot and put the copy there."""
+        slot = self.seats[request] = self.slots.take()
+        self.machine.restore(slot, self.saved.pop(request))
+
+    def donate(self, request: Request, prefix: int) -> Mapping[str, int]:
+        """The slot stays taken, and is the prefix cache's from now on."""
+        slot = self.prefixes[prefix] = self.seats.pop(request)
+        self.machine.donate(slot)
+        return {"slot": slot}
+
+    def hit(self, request: Request, prefix: int) -> None:
+        """Take a slot and copy the prefix."""
+        slot = self.seats[request] = self.slots.take()
+        self.machine.hit(self.prefixes[prefix], slot)
+
+    def evict(self, prefix: int) -> None:
+        """Give the slot back as it is."""
+        self.slots.give(self.prefixes.pop(prefix))
 
     def verify(
         self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs

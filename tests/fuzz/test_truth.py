@@ -106,7 +106,7 @@ def test_the_local_state_starts_over_and_its_units_with_it(payload: Payload, tru
 def test_a_fork_goes_on_by_itself(payload: Payload, truth: Truth) -> None:
     """It starts where its source is; from then on the two are apart."""
     truth.commit(window(payload, [5], [2], tag=2), np.array([2]))
-    truth.fork(8, 5)
+    truth.seat(8, truth.take(5))
     source, fork = truth.expected([5])[0], truth.expected([8])[0]
     assert np.array_equal(source, fork)
 
