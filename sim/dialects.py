@@ -355,6 +355,9 @@ DIALECTS: Mapping[str, Dialect] = {
     )
 }
 
+VERIFIERS: Mapping[str, Dialect] = {name: d for name, d in DIALECTS.items() if d.verifies}
+"""Those that verify drafts."""
+
 
 def protocol_of(setup: Setup) -> Protocol:
     """How the cursors of the setup's dialect move."""

@@ -21,6 +21,7 @@ from ringfold.sim.situations import (
 )
 
 ALL = {s.name for s in SITUATIONS}
+FORCED = {"forced fold"}  # nobody asks a verify to fold
 PARTIAL = {"some accepted, no fold", "some accepted after a fold"}
 STRADDLES = {"history straddles the wrap", "fold straddles the wrap"}
 
@@ -89,18 +90,34 @@ def test_a_batch_of_padding_alone_is_in_one_situation() -> None:
 @pytest.mark.parametrize(
     ("L", "T", "unreachable"),
     [
-        (8, 2, set()),
-        (16, 4, set()),
-        (64, 8, set()),
+        (8, 2, FORCED),
+        (16, 4, FORCED),
+        (64, 8, FORCED),
         # A window of one never wraps, is never split and is never longer than another.
-        (8, 1, {"window wraps", "ragged batch"} | PARTIAL),
+        (8, 1, {"window wraps", "ragged batch"} | PARTIAL | FORCED),
         # One record cannot straddle anything.
-        (2, 1, {"window wraps", "ragged batch"} | STRADDLES | PARTIAL),
+        (2, 1, {"window wraps", "ragged batch"} | STRADDLES | PARTIAL | FORCED),
     ],
 )
 def test_a_ring_reaches(L: int, T: int, unreachable: set[str]) -> None:
     """All situations but those that a window of one excludes."""
     assert reachable_situations(setup_of("ring", L, T)) == ALL - unreachable
+
+
+def test_a_decode_ring_reaches_folds_of_both_kinds() -> None:
+    """It folds when it is full and when it is asked to; nothing wraps, nothing is rejected."""
+    assert reachable_situations(setup_of("decode-ring", 8, 1)) == {
+        "window ends at the ring's end",
+        "window fills the ring",
+        "fold",
+        "forced fold",
+        "longest fold",
+        "all accepted, no fold",
+        "all accepted after a fold",
+        "mixed batch",
+        "padding row",
+        "reused slot",
+    }
 
 
 def test_snapshots_reach_what_has_no_ring_in_it() -> None:
