@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 
 from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.engine.statistics import Statistics, serve
+from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool
 from ringfold.sim.precision import DTYPES
-from ringfold.sim.workload import Statistics, Workload, serve
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -24,6 +25,7 @@ class Sizes(msgspec.Struct, frozen=True):
     window: int  # tokens
     state: int
     vectors: int  # a token's delta (or value) and key
+    state_vectors: int  # the same in the dtype of the state
     gate: int  # one float32 a value head
     parts: int  # that a compact record's vectors are kept in
     through: int  # a window's inputs and outputs
@@ -53,6 +55,7 @@ def sizes(pool: Pool) -> Sizes:
         T,
         values * g.key_dim * state,
         (values + keys) * record,
+        (values + keys) * state,
         4 * g.value_heads,
         1 if pool.conv_dtype == "float32" else 2,
         T * (2 * keys + 2 * values + 2 * g.value_heads) * record,
@@ -91,6 +94,23 @@ def _compact(s: Sizes, seen: Statistics) -> Traffic:
     )
 
 
+def _linear_cache(s: Sizes, seen: Statistics) -> Traffic:
+    record = s.vectors + s.gate
+    return Traffic(2 * s.state, s.state, seen.accepted * record, s.window * record, s.through)
+
+
+def _decode_ring(s: Sizes, seen: Statistics) -> Traffic:
+    # A step is one token; the one that folds appends no record. Records have the state's dtype.
+    record = s.state_vectors + s.gate
+    return Traffic(
+        s.state,
+        seen.fold_share * s.state,
+        seen.live * record,
+        (1 - seen.fold_share) * record,
+        s.through / s.window,
+    )
+
+
 def _open_loop(s: Sizes, seen: Statistics) -> Traffic:
     record = s.vectors + s.gate
     return Traffic(
@@ -108,6 +128,8 @@ TRAFFIC: Final[Mapping[str, Callable[[Sizes, Statistics], Traffic]]] = {
     "fold-every-commit": _fold_every_commit,
     "compact": _compact,
     "open-loop": _open_loop,
+    "linear-cache": _linear_cache,
+    "decode-ring": _decode_ring,
 }
 
 
@@ -136,7 +158,7 @@ def predict(dialect: str, pool: Pool, load: Workload, bandwidth: float) -> Predi
     pool = msgspec.structs.replace(pool, window=load.window, ring=load.ring)
     chosen = DIALECTS[dialect]
     narrow = pool.state_dtype != "float32" and chosen.narrow_protocol
-    seen = serve(narrow or chosen.protocol, load)
+    seen = serve(load, chosen, narrow or None)
     moved = TRAFFIC[dialect](sizes(pool), seen)
     rows = min(load.running, load.requests)
     step = rows * moved.bytes / bandwidth * 1e6

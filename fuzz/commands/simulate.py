@@ -11,12 +11,12 @@ from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.dialects import DIALECTS, VERIFIERS
+from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool, pool_of
 from ringfold.sim.presets import PRESETS
 from ringfold.sim.setup import require
 from ringfold.sim.traffic import Prediction, predict, recommended
-from ringfold.sim.workload import Workload
 
 H200_TERABYTES = 4.2
 """What one H200 was measured to reach while reading states, in 10^12 bytes a second."""
@@ -94,7 +94,7 @@ def simulate(
 
         protocols = [at(dialect, load) for dialect in DIALECTS]
         sweeps = []
-        for dialect in (d.name for d in DIALECTS.values() if d.has_ring):
+        for dialect in (d.name for d in VERIFIERS.values() if d.has_ring):
             for T in windows:
                 predictions = [
                     at(dialect, msgspec.structs.replace(load, window=T, ring=L))

@@ -10,13 +10,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ringfold.sim.cursors import COMPACT, NO_RING, RING
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.dialects import (
+    COMPACT_DIALECT,
+    DECODE_RING_DIALECT,
+    DIALECTS,
+    LINEAR_CACHE_DIALECT,
+    RING_DIALECT,
+    SNAPSHOTS_DIALECT,
+)
+from ringfold.sim.engine.statistics import serve
+from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import pool_of
 from ringfold.sim.presets import PRESETS, Model
 from ringfold.sim.setup import Geometry
 from ringfold.sim.traffic import TRAFFIC, predict, recommended, sizes
-from ringfold.sim.workload import Workload, serve
 
 H200 = 4.2e12
 FLOOR_TOL = 0.03  # seen 0.025: the floors were stated as "about" so much
@@ -63,7 +70,7 @@ class TestBytes:
 
     def test_ring(self) -> None:
         """Two records a token, one for outputs and one for folding."""
-        seen = serve(RING, self.load)
+        seen = serve(self.load, RING_DIALECT)
         raw = self.vectors + 2 * self.gate
         expected = (
             (1 + seen.fold_share) * self.state
@@ -77,7 +84,7 @@ class TestBytes:
 
     def test_fold_every_commit(self) -> None:
         """The commit reads and writes the state once more."""
-        seen = serve(NO_RING, self.load)
+        seen = serve(self.load, SNAPSHOTS_DIALECT)
         raw = self.vectors + 2 * self.gate
         expected = 3 * self.state + (seen.accepted + 4) * raw + self.through
 
@@ -85,7 +92,7 @@ class TestBytes:
 
     def test_compact(self) -> None:
         """Two parts are written and folded, one serves outputs; a fold reads the state again."""
-        seen = serve(COMPACT, self.load)
+        seen = serve(self.load, COMPACT_DIALECT)
         record = 2 * self.vectors + self.gate
         expected = (
             (1 + 2 * seen.fold_share) * self.state
@@ -98,7 +105,7 @@ class TestBytes:
 
     def test_open_loop(self) -> None:
         """What serves the outputs serves the fold."""
-        seen = serve(RING, self.load)
+        seen = serve(self.load, RING_DIALECT)
         record = self.vectors + self.gate
         expected = (
             (1 + seen.fold_share) * self.state
@@ -107,6 +114,27 @@ class TestBytes:
         )
 
         assert self.moved("open-loop") == pytest.approx(expected)
+
+    def test_linear_cache(self) -> None:
+        """As `fold-every-commit`, but with one record a token and no beta."""
+        seen = serve(self.load, LINEAR_CACHE_DIALECT)
+        record = self.vectors + self.gate
+        expected = 3 * self.state + (seen.accepted + 4) * record + self.through
+
+        assert self.moved("linear-cache") == pytest.approx(expected)
+
+    def test_decode_ring(self) -> None:
+        """A token reads the state and 7.5 records of 16, writes one, or every 16th the state."""
+        record = 2 * self.vectors + self.gate  # in the dtype of the state
+        seen = serve(self.load, DECODE_RING_DIALECT)
+
+        assert seen.fold_share == pytest.approx(1 / 16, rel=0.02)  # 500 is no multiple of 16
+        assert seen.live == pytest.approx(7.5, rel=0.02)
+        assert self.moved("decode-ring") == pytest.approx(
+            (1 + seen.fold_share) * self.state
+            + (seen.live + 1 - seen.fold_share) * record
+            + self.through / 4
+        )
 
 
 def test_every_dialect_has_its_bytes() -> None:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from ringfold.sim import cursors
-from ringfold.sim.cursors import COMPACT, COMPACT_NARROW, NO_RING, RING, Protocol
+from ringfold.sim.cursors import COMPACT_NARROW, Protocol
+from ringfold.sim.dialects import COMPACT_DIALECT, RING_DIALECT, SNAPSHOTS_DIALECT, Dialect
+from ringfold.sim.engine.statistics import serve
+from ringfold.sim.engine.workload import Workload
 from ringfold.sim.setup import SetupError
-from ringfold.sim.workload import Workload, serve
 
 LONG = Workload(requests=256, running=256, tokens=500, window=4, ring=16)
 SHARE_TOL = 8e-3  # seen 5.1e-3, since every request starts on an empty ring
@@ -40,23 +42,31 @@ def stationary_fold_share(protocol: Protocol, load: Workload) -> float:
     return float(share @ folds)
 
 
-@pytest.mark.parametrize("protocol", [RING, COMPACT, COMPACT_NARROW], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    ("dialect", "protocol"),
+    [
+        (RING_DIALECT, RING_DIALECT.protocol),
+        (COMPACT_DIALECT, COMPACT_DIALECT.protocol),
+        (COMPACT_DIALECT, COMPACT_NARROW),
+    ],
+    ids=["ring", "compact", "narrow"],
+)
 @pytest.mark.parametrize("acceptance", [None, 0.7])
 @pytest.mark.parametrize("ring", [8, 16])
 def test_the_share_of_folds_is_that_of_the_stationary_chain(
-    protocol: Protocol, acceptance: float | None, ring: int
+    dialect: Dialect, protocol: Protocol, acceptance: float | None, ring: int
 ) -> None:
     """Served request by request, or solved: the same."""
     load = msgspec.structs.replace(LONG, acceptance=acceptance, ring=ring)
 
-    assert serve(protocol, load).fold_share == pytest.approx(
+    assert serve(load, dialect, protocol).fold_share == pytest.approx(
         stationary_fold_share(protocol, load), abs=SHARE_TOL
     )
 
 
 def test_every_record_is_folded_once_or_waits_at_the_end() -> None:
     """What is accepted is either in a checkpoint or in a ring when its request ends."""
-    seen = serve(RING, LONG)
+    seen = serve(LONG, RING_DIALECT)
     accepted = seen.accepted * seen.windows
 
     assert accepted == pytest.approx(256 * 500)
@@ -66,14 +76,14 @@ def test_every_record_is_folded_once_or_waits_at_the_end() -> None:
 
 def test_acceptance_at_its_ends() -> None:
     """Nothing but the bonus token, or every draft."""
-    assert serve(RING, msgspec.structs.replace(LONG, acceptance=0.0)).accepted == 1.0
-    assert serve(RING, msgspec.structs.replace(LONG, acceptance=1.0)).accepted == 4.0
+    assert serve(msgspec.structs.replace(LONG, acceptance=0.0), RING_DIALECT).accepted == 1.0
+    assert serve(msgspec.structs.replace(LONG, acceptance=1.0), RING_DIALECT).accepted == 4.0
     assert LONG.chances().tolist() == [0.25] * 4
 
 
 def test_a_protocol_without_a_ring_never_folds() -> None:
     """Nothing waits and nothing is read back."""
-    seen = serve(NO_RING, LONG)
+    seen = serve(LONG, SNAPSHOTS_DIALECT)
 
     assert (seen.fold_share, seen.live, seen.waiting_max) == (0.0, 0.0, 0)
 
@@ -81,16 +91,18 @@ def test_a_protocol_without_a_ring_never_folds() -> None:
 def test_a_thousand_concurrent_requests() -> None:
     """All are served, more than one after another in a row."""
     load = Workload(requests=2500, running=1000, tokens=100)
-    seen = serve(RING, load)
+    seen = serve(load, RING_DIALECT)
 
     assert seen.accepted * seen.windows == pytest.approx(250_000)
 
 
 def test_the_seed_decides() -> None:
     """The same again, and something else for another."""
-    again, other = (serve(RING, msgspec.structs.replace(LONG, seed=seed)) for seed in (0, 1))
+    again, other = (
+        serve(msgspec.structs.replace(LONG, seed=seed), RING_DIALECT) for seed in (0, 1)
+    )
 
-    assert serve(RING, LONG) == again != other
+    assert serve(LONG, RING_DIALECT) == again != other
 
 
 @pytest.mark.parametrize(

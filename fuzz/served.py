@@ -1,0 +1,83 @@
+"""A served workload as a trace: the engine's events in the order in which they happened.
+
+A trace names windows by tags and rows by requests, and knows padding rows as null; the numbers of
+every token are the payload's. So whatever a target makes of the workload is judged as any history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from ringfold.fuzz import trace as ops
+from ringfold.fuzz.frame import Dead
+from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.engine import events
+from ringfold.sim.engine.scheduler import Engine
+from ringfold.sim.engine.workload import Workload
+from ringfold.sim.setup import Setup, require
+
+PROFILE: Final = "slow-decay"
+"""Strong forgetting would hide who read what another one left."""
+
+# Events whose fields are those of an operation.
+ALIKE: Final[Mapping[type, Callable[..., ops.Operation]]] = {
+    events.Fork: ops.Fork,
+    events.Donate: ops.Donate,
+    events.Hit: ops.Hit,
+    events.Evict: ops.Evict,
+    events.Save: ops.Save,
+    events.Restore: ops.Restore,
+    events.Free: ops.Free,
+}
+GIVES_BACK: Final = (events.Evict, events.Save, events.Free)
+
+
+def slots(load: Workload) -> int:
+    """Slots of the pool that serves `load`, the null slot included."""
+    return load.running + load.cached + 1
+
+
+def served(load: Workload, setup: Setup) -> ops.Trace:
+    """The history of serving `load` with the cursors of `setup`, whose slots are the load's.
+
+    Raises:
+        SetupError: the setup's ring, window or slots are not the load's, or a trace has no names
+            for so many requests.
+    """
+    for what, value in (("ring", load.ring), ("window", load.window), ("slots", slots(load))):
+        found = getattr(setup, what)
+        require(found == value, f"setup.{what}", found, f"{value}", "it is the workload's")
+    most = ops.REQUEST_MAX + 1
+    require(load.requests <= most, "requests", load.requests, f"at most {most}", "serve fewer")
+    happened = Engine(load, DIALECTS[setup.dialect], protocol_of(setup)).run()
+    return ops.Trace(
+        setup=setup,
+        payload=ops.PayloadSpec(seed=load.seed, profile=PROFILE),
+        operations=tuple(operations(happened)),
+    )
+
+
+def operations(happened: Iterable[events.Event]) -> Iterator[ops.Operation]:
+    """Each event as an operation; where a slot is given back, it holds NaN from then on."""
+    for tag, event in enumerate(happened):
+        match event:
+            case events.Prefill(request):
+                yield ops.Admit(request=request, tag=tag)
+            case events.Verify(rows, lengths, padding):
+                flight, longest, behind = tag, int(lengths.max()), [None] * padding
+                yield ops.Verify(
+                    tag=flight,
+                    rows=(*rows.tolist(), *behind),
+                    lengths=(*lengths.tolist(), *[longest] * padding),
+                )
+            case events.Commit(accepted=accepted):
+                kept = (None if n < 0 else n for n in accepted.tolist())
+                yield ops.Commit(tag=flight, accepted=(*kept, *behind))
+            case events.Decode(rows, padding):
+                yield ops.Decode(tag=tag, rows=(*rows.tolist(), *[None] * padding))
+            case events.Idle(padding):
+                yield ops.Idle(rows=padding)
+            case _:
+                dead: Dead = "nan" if isinstance(event, GIVES_BACK) else "leave"
+                yield ALIKE[type(event)](**event._asdict(), dead=dead)
