@@ -77,7 +77,8 @@ class Arithmetic(NamedTuple):
     name: str
     compute: np.dtype[Any]
     operand: Callable[[NDArray[Any]], NDArray[Any]]
-    """What a dot product of the output path makes of its operands; the state never sees it."""
+    """What a dot product of the output path makes of its operands; a state never sees it, but in
+    `decode-ring`, which stores the state that an output was read from."""
     softplus_linear_from: float
     """From here on softplus(x) is x: the next term, exp(-x), is under the dtype's resolution."""
 

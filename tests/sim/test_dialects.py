@@ -1,8 +1,9 @@
 """The machines that fold at a commit hold the recurrence's state, and so says their dialect.
 
-`fold-every-commit` and `compact` walk one random history beside the float64 recurrence of
-`ringfold.oracle`, which knows neither records nor parts. In float64 what their memory stands for
-must be its state; in the kernels' precision `fold-every-commit` must have the bits of `snapshots`.
+`fold-every-commit`, `compact` and `linear-cache` walk one random history beside the float64
+recurrence of `ringfold.oracle`, which knows neither records nor parts. In float64 what their memory
+stands for must be its state; in the kernels' precision `fold-every-commit` must have the bits of
+`snapshots`, and so must the outputs of `linear-cache`.
 Whatever is dead is NaN all along. The cursors of `compact` are compared with a retelling of its
 rules in plain Python.
 """
@@ -32,6 +33,7 @@ Array = NDArray[Any]
 EXACT_TOL = 1e-10  # seen 1.4e-15, states of order 1
 PARTS_GAIN = 2.0  # seen 3.5 (float16) and 2.5 (bfloat16)
 READING_GAIN = 100.0  # seen 750 and 258
+VECTORS_LOSE = 300.0  # seen 1,320
 STEPS = 40
 SLOTS = np.array([2, 5, 1])
 
@@ -117,16 +119,19 @@ def largest_error(setup: Setup, arithmetic: Arithmetic, kind: type[Machine] | No
     return worst
 
 
-@pytest.mark.parametrize("dialect", ["fold-every-commit", "compact"])
+@pytest.mark.parametrize("dialect", ["fold-every-commit", "compact", "linear-cache"])
 @pytest.mark.parametrize("state", ["float32", "float16"])
 def test_an_exact_machine_stands_for_the_recurrences_state(dialect: str, state: str) -> None:
     """After every commit, dead memory NaN; with a 16-bit checkpoint `compact` folds each time."""
     assert largest_error(setup_of(dialect, state=state), EXACT) < EXACT_TOL
 
 
-def test_fold_every_commit_has_the_bits_of_snapshots() -> None:
-    """Outputs and checkpoints, in float32 with inputs that the records keep without loss."""
-    setups = [setup_of(d, record="float16") for d in ("fold-every-commit", "snapshots")]
+@pytest.mark.parametrize(
+    ("dialect", "record"), [("fold-every-commit", "float16"), ("linear-cache", "float32")]
+)
+def test_a_window_walked_like_snapshots_has_their_bits(dialect: str, record: str) -> None:
+    """Outputs and checkpoints, in float32 with records that lose nothing."""
+    setups = [setup_of(d, record=record) for d in (dialect, "snapshots")]
     states, parameters, steps = history(setups[0])
     pools = [machine(s, parameters.A_log, parameters.dt_bias, EMULATED) for s in setups]
     for pool in pools:
@@ -140,6 +145,17 @@ def test_fold_every_commit_has_the_bits_of_snapshots() -> None:
 
         assert np.array_equal(outputs[0], outputs[1])
         assert np.array_equal(checkpoints[0], checkpoints[1])
+
+
+def test_linear_cache_loses_what_its_vectors_lose() -> None:
+    """As many ULP of a state as a 16-bit record has: bfloat16 eight times float16."""
+    exact, half, brain = (
+        largest_error(setup_of("linear-cache", record=record), EMULATED)
+        for record in ("float32", "float16", "bfloat16")
+    )
+
+    assert exact * VECTORS_LOSE < half
+    assert 4 < brain / half < 16
 
 
 class HighPartsStored(Compact):
