@@ -22,11 +22,13 @@ from ringfold.fuzz.target import (
     Floats,
     HeadParameters,
     Inputs,
+    Precision,
     Request,
     Target,
     View,
 )
 from ringfold.fuzz.variations import BITWISE
+from ringfold.sim.decode_ring import DecodeRing
 from ringfold.sim.machine import Machine, Saved
 from ringfold.sim.precision import EMULATED_TF32
 from ringfold.sim.ring import Ring
@@ -50,6 +52,8 @@ class SimulatedTarget:
         self.kind = machine
         self.dialect = machine.dialect
         self.precision = TF32 if issubclass(machine, Ring) else IEEE
+        if issubclass(machine, DecodeRing):  # it stores the state that its output came from
+            self.precision = Precision(TF32.dot, TF32.dot)
         if not self.dialect.verifies:
             self.operations = self.operations - {"verify", "commit", "idle"}
 
