@@ -9,7 +9,9 @@
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
-| `sglang-decode==VERSION` | its plain decoding |
+| `sglang-decode==VERSION` | its plain decoding from a ring |
+| `sglang-packed==VERSION` | its plain decoding in place |
+| `sglang`, `sglang@DIR` | the SGLang of this environment, a source checkout; families alike |
 | `package.module:Class` | a class of yours, called with the device |
 """
 
@@ -22,14 +24,20 @@ from inspect import get_annotations
 from typing import Final, NamedTuple
 
 from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.targets import wheels
+from ringfold.fuzz.targets import sglang_sources, wheels
+from ringfold.fuzz.targets.sglang_sources import AbsentError, CheckoutError
 from ringfold.fuzz.targets.wheels import WheelError
 
 KNOWN_RELEASES: Final = tuple(f"sglang==0.5.{patch}" for patch in range(16, 24))
 """Releases that were tried. Any other is taken too if its files hold a known dialect."""
 
 SPLIT: Final = "+split"
-FAMILIES: Final = ("sglang", "sglang-snapshots", "sglang-decode")
+FAMILIES: Final = {
+    "sglang": "SGLang's kernels",
+    "sglang-snapshots": "snapshots: recurrent verify and scatter",
+    "sglang-decode": "decode-ring: plain decoding, the state stored every L tokens",
+    "sglang-packed": "snapshots: plain decoding, in place",
+}
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -70,7 +78,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         return _simulated(name)
     if name == "triton":
         return _ours(name, device)
-    if name.partition("==")[0] in FAMILIES:
+    if _parts(name.removesuffix(SPLIT))[0] in FAMILIES:
         return _sglang(name, device)
     if ":" in name:
         return _users(name, device)
@@ -113,15 +121,22 @@ def listed() -> list[Listed]:
     for release in here:
         rows += _releases_targets(release, lacking)
     missing = [release for release in KNOWN_RELEASES if release not in here]
-    rows += [Listed(r, "SGLang's kernels", f"ringfold targets add {r}") for r in missing]
+    rows += [Listed(r, FAMILIES["sglang"], f"ringfold targets add {r}") for r in missing]
+    if sglang_sources.is_installed():
+        rows += _releases_targets("sglang", lacking)
+    else:
+        about = "the SGLang of this environment, any family of the above"
+        rows.append(Listed("sglang", about, sglang_sources.INSTALL))
+    rows.append(Listed("sglang@DIR", "a source checkout, any family of the above", lacking))
     return rows
 
 
 def _releases_targets(release: str, lacking: str) -> list[Listed]:
-    from ringfold.fuzz.targets.sglang_release import Release
+    from ringfold.fuzz.targets.sglang_release import BUFFERED_DECODE, Release
 
     try:
-        dialect = Release(release).dialect
+        found = Release(release)
+        dialect = found.dialect
     except WheelError as error:
         return [Listed(release, str(error), f"ringfold targets add {release}")]
     rows = [Listed(release, f"{dialect}: {ABOUT[dialect]}", lacking)]
@@ -129,10 +144,11 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
         rows.append(
             Listed(release + SPLIT, "the same, verify and flush launched one at a time", lacking)
         )
-    snapshots = release.replace("sglang", "sglang-snapshots")
-    rows.append(Listed(snapshots, "snapshots: recurrent verify and scatter", lacking))
-    decode = release.replace("sglang", "sglang-decode")
-    rows.append(Listed(decode, "plain decoding, in place", lacking))
+    rows += [
+        Listed(release.replace("sglang", family, 1), about, lacking)
+        for family, about in FAMILIES.items()
+        if family != "sglang" and (family != "sglang-decode" or found.has(BUFFERED_DECODE))
+    ]
     return rows
 
 
@@ -173,38 +189,47 @@ def _ours(name: str, device: Device) -> Target:
 
 
 def _sglang(name: str, device: Device) -> Target:
-    family, _, version = name.removesuffix(SPLIT).partition("==")
-    release = f"sglang=={version}"
+    family, which = _parts(name.removesuffix(SPLIT))
     if lacking := _lacking_packages():
         raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
-    if wheels.find(release) is None:
-        raise MissingTargetError(
-            f"target {name!r} is not on this machine: type `ringfold targets add {release}`"
-        )
     from ringfold.fuzz.targets.sglang import SglangRing
     from ringfold.fuzz.targets.sglang_compact import SglangCompact
-    from ringfold.fuzz.targets.sglang_decode import SglangDecode
+    from ringfold.fuzz.targets.sglang_decode import SglangDecodeRing, SglangPacked
     from ringfold.fuzz.targets.sglang_fold import SglangFold
     from ringfold.fuzz.targets.sglang_release import Release
     from ringfold.fuzz.targets.sglang_snapshots import SglangSnapshots
 
-    found = Release(release, device)
-    if family == "sglang-snapshots":
-        return SglangSnapshots(found, name)
-    if family == "sglang-decode":
-        return SglangDecode(found, name)
+    try:
+        found = Release(f"sglang{which}", device)
+    except CheckoutError as error:
+        raise UnknownTargetError(f"target {name!r}: {error}") from None
+    except AbsentError as error:
+        raise MissingTargetError(f"target {name!r}: {error}") from None
+    match family:
+        case "sglang-snapshots":
+            return SglangSnapshots(found, name)
+        case "sglang-decode":
+            return SglangDecodeRing(found, name)
+        case "sglang-packed":
+            return SglangPacked(found, name)
     match found.dialect:
         case "ring":
             return SglangRing(found, name, split=name.endswith(SPLIT))
         case dialect if name.endswith(SPLIT):
             raise UnknownTargetError(
-                f"target {name!r}: {release} speaks {dialect}, whose verify folds nothing that "
+                f"target {name!r}: {found.name} speaks {dialect}, whose verify folds nothing that "
                 f"could be split off: leave {SPLIT} out"
             )
         case "fold-every-commit":
             return SglangFold(found, name)
         case _:
             return SglangCompact(found, name)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Family, and what says which SGLang: ``==VERSION``, ``@DIR`` or nothing."""
+    end = min(i for i in (name.find("=="), name.find("@"), len(name)) if i >= 0)
+    return name[:end], name[end:]
 
 
 def _users(name: str, device: Device) -> Target:

@@ -37,8 +37,8 @@ class ReleasedTarget(PooledTarget):
             release.module(file)
 
     def identity(self) -> Mapping[str, str]:
-        """Release, SHA-256 of each loaded file, and what runs them."""
-        return {"release": self.release.name, **self.release.digests(), **super().identity()}
+        """Release or commit, SHA-256 of each loaded file, and what runs them."""
+        return {**self.release.identity(), **super().identity()}
 
     def roomy(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [token, ...] with unused tokens behind it, as many for all batches of a setup.
@@ -83,6 +83,7 @@ class SglangRecurrent(ReleasedTarget, CopiedSnapshots):
     """`snapshots`: the recurrent verify, which stores a snapshot per drafted token."""
 
     padding_slots = (-1,)  # its kernel knows no null slot: 0 is a request's
+    contiguous_pool = True  # it derives where a slot lies from the shape of a head
     files: tuple[str, ...] = (RECURRENT,)
 
     def launch_verify(

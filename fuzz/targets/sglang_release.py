@@ -1,4 +1,4 @@
-"""One SGLang release: which of its files hold GDN kernels, what they contain, how they are loaded.
+"""One SGLang: which of its files hold GDN kernels, what they contain, how they are loaded.
 
 Releases moved, rewrote and renamed these kernels, so nothing is looked up by version. A release is
 known by the functions and parameters of its files, which are read without being executed: that says
@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from ringfold.fuzz.target import Device
-from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.loading import load_module
+from ringfold.fuzz.targets.sglang_sources import files_of, provenance
 from ringfold.fuzz.targets.wheels import WheelError
 
 FOLDERS: Final = (
@@ -32,7 +32,8 @@ FOLD: Final = "gdn_replayssm_spec_fold.py"
 RECURRENT: Final = "fused_sigmoid_gating_recurrent.py"
 SCATTER: Final = "mamba_state_scatter_triton.py"
 PLAIN: Final = "fused_recurrent.py"
-FILES: Final = (RING, FOLD, RECURRENT, SCATTER, PLAIN)
+DECODE: Final = "fused_recurrent_linear_replayssm.py"
+FILES: Final = (RING, FOLD, RECURRENT, SCATTER, PLAIN, DECODE)
 
 
 class Sign(NamedTuple):
@@ -78,21 +79,21 @@ DIALECTS_BY_SIGN: Final[tuple[tuple[str, tuple[Sign, ...]], ...]] = (
 )
 
 
+BUFFERED_DECODE: Final = _sign(
+    DECODE, "fused_recurrent_linear_replayssm_decode", "write_pos", "force_flush", "g_cache"
+)
+"""What a release has that decodes plainly from a ring."""
+
+
 class UnknownReleaseError(WheelError):
     """A release whose kernels speak no dialect that is known here."""
 
 
 class Release:
-    """The GDN kernels of one release.
-
-    Raises:
-        WheelError: its wheel is not in the cache, or is not what it was.
-    """
+    """The GDN kernels of one SGLang; `name` and what is raised as `sglang_sources.files_of`."""
 
     def __init__(self, name: str, device: Device = "cpu") -> None:
-        wheel = wheels.find(name)
-        if wheel is None:
-            raise WheelError(f"{name} is not here: type `ringfold targets add {name}`")
+        wheel = files_of(name)
         self.name, self.device, self.wheel = wheel.release, device, wheel
         self.modules: dict[str, ModuleType] = {}
 
@@ -163,6 +164,15 @@ class Release:
                 module.__dict__["range"] = steps
             self.modules[file] = module
         return self.modules[file]
+
+    def require(self, sign: Sign) -> None:
+        """Raise `UnknownReleaseError` unless there is such a function."""
+        if not self.has(sign):
+            raise UnknownReleaseError(f"{self.name} has no {sign}")
+
+    def identity(self) -> dict[str, str]:
+        """What these files are: name, version or commit, SHA-256 of each that was loaded."""
+        return {"release": self.name, **provenance(self.wheel), **self.digests()}
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each file that was loaded."""

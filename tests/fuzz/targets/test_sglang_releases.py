@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from ringfold.fuzz.configurations import configurations, rows
-from ringfold.fuzz.generate import Plan, history
+from ringfold.fuzz.generate import history
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Request, Target
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import UnknownTargetError, listed, resolve
@@ -221,7 +222,7 @@ def test_a_state_tracked_at_the_wrong_token_is_found() -> None:
     ("trace", "family", "symptom"),
     [
         ("compact_dead_records.json", "sglang", "the state is NaN, not the committed one"),
-        ("decode_beta.json", "sglang-decode", "the state is not the committed one"),
+        ("decode_beta.json", "sglang-packed", "the state is not the committed one"),
     ],
 )
 @pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
