@@ -1,0 +1,410 @@
+"""SGLang's pool, backend and commit, driven as its scheduler and its speculative worker do.
+
+Everything that computes or moves state is the release's own, called by the name by which its own
+code calls it. Stand-ins are the objects that only carry attributes: runner, batches, requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+
+from ringfold.fuzz.targets.pool import shims
+from ringfold.fuzz.targets.pool.arena import Arena
+from ringfold.fuzz.targets.pool.protocol import Message
+from ringfold.fuzz.targets.pool.shims import Permissive
+
+FULL_TOKENS = 1024
+"""Token places of the pool of full attention, which nothing here computes with."""
+
+FILES = (
+    "sglang.srt.mem_cache.memory_pool",
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend",
+    "sglang.srt.layers.attention.linear.gdn_backend",
+    "sglang.srt.speculative.spec_utils",
+    "sglang.srt.managers.schedule_batch",
+    "sglang.srt.model_executor.model_runner",
+)
+"""Modules whose files are part of the identity."""
+
+
+class Pools:
+    """Every pool that ringfold has open, by name."""
+
+    def __init__(self) -> None:
+        shims.prepare()
+        self.modules = {name: importlib.import_module(name) for name in FILES}
+        shims.apply()
+        self.arguments = shims.publish_arguments()
+        self.open_pools: dict[str, Pool] = {}
+
+    def identity(self) -> Message:
+        """Versions of what runs, and SHA-256 of the release's files that do."""
+        import sglang
+
+        files = {name.removeprefix("sglang.srt."): _digest(self.modules[name]) for name in FILES}
+        versions = {"sglang": sglang.__version__, "torch": str(torch.__version__)}
+        return Message("done", {**versions, "triton": triton.__version__, **files}, [])
+
+    def open(
+        self, A_log: NDArray[Any], dt_bias: NDArray[Any], *, pool: str, setup: dict[str, Any]
+    ) -> Message:
+        """A new pool under this name; returns where its tensors lie."""
+        if pool in self.open_pools:
+            self.open_pools.pop(pool).arena.close()
+        self.open_pools[pool] = made = Pool(self.arguments, setup, A_log, dt_bias)
+        return Message("done", {"file": made.arena.file, "memory": made.memory()}, [])
+
+    def __getattr__(self, verb: str) -> Any:
+        """Any other verb is the pool's."""
+
+        def call(*arrays: NDArray[Any], pool: str, **fields: Any) -> Message | None:
+            reply: Message | None = getattr(self.open_pools[pool], verb)(*arrays, **fields)
+            return reply
+
+        return call
+
+
+class Pool:
+    """One `HybridReqToTokenPool` with the attention backend that uses it."""
+
+    def __init__(
+        self, arguments: Any, setup: dict[str, Any], A_log: NDArray[Any], dt_bias: NDArray[Any]
+    ) -> None:
+        self.setup, self.arena = setup, Arena()
+        self.requests: dict[int, Any] = {}
+        self.saved: dict[int, Any] = {}
+        self.rows: list[int] = []
+        """Requests of the batch that was verified last."""
+        self.pool = self._pool()
+        self.runner = self._runner(arguments)
+        self.layers = [self._layer(i, A_log[i], dt_bias[i]) for i in range(setup["layers"])]
+
+    # What a server builds when it starts.
+
+    def _pool(self) -> Any:
+        from sglang.srt.configs.mamba_utils import (
+            Mamba2CacheParams,
+            Mamba2StateDType,
+            Mamba2StateShape,
+        )
+        from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+        s = self.setup
+        shape = Mamba2StateShape.create(
+            tp_world_size=1,
+            intermediate_size=s["value_heads"] * s["value_dim"],
+            n_groups=s["heads"],
+            num_heads=s["value_heads"],
+            head_dim=s["value_dim"],
+            state_size=s["key_dim"],
+            conv_kernel=s["width"],
+        )
+        dtype = Mamba2StateDType(
+            conv=getattr(torch, s["activation"]), temporal=getattr(torch, s["state"])
+        )
+        layers = list(range(s["layers"]))
+        accepted = inspect.signature(HybridReqToTokenPool.__init__).parameters
+        flags = ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec")
+        flag = next(flag for flag in flags if flag in accepted)
+        running = s["slots"] - 1
+        with shims.Allocating(self.arena.take):
+            return HybridReqToTokenPool(
+                size=running,
+                mamba_size=running,
+                mamba_spec_state_size=running,
+                max_context_len=FULL_TOKENS,
+                device="cpu",
+                enable_memory_saver=False,
+                cache_params=Mamba2CacheParams(shape=shape, layers=layers, dtype=dtype),
+                mamba_layer_ids=layers,
+                enable_mamba_extra_buffer=False,
+                speculative_num_draft_tokens=s["window"],
+                speculative_eagle_topk=1,
+                enable_overlap_schedule=False,
+                start_layer=0,
+                linear_replayssm_cache_len=s["ring"],
+                **{flag: s["replay"]},
+            )
+
+    def _runner(self, arguments: Any) -> Any:
+        from sglang.srt.configs import Qwen3NextConfig
+        from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+        from sglang.srt.layers.attention.linear import utils
+        from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+
+        runner: Any = Permissive(
+            device="cpu",
+            server_args=arguments,
+            is_draft_worker=False,
+            req_to_token_pool=self.pool,
+            model_config=Permissive(
+                hf_config=Qwen3NextConfig(), hf_text_config=Qwen3NextConfig(), is_draft_model=False
+            ),
+        )
+        if hasattr(utils, "resolve_linear_attn_backends"):
+            runner.linear_attn_backends = utils.resolve_linear_attn_backends()
+        full = Permissive(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
+        runner.attn_backend = HybridLinearAttnBackend(full, GDNAttnBackend(runner), [])
+        return runner
+
+    def _layer(self, number: int, A_log: NDArray[Any], dt_bias: NDArray[Any]) -> Any:
+        from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+
+        s = self.setup
+        channels = 2 * s["heads"] * s["key_dim"] + s["value_heads"] * s["value_dim"]
+        weights = torch.zeros(channels, s["width"], dtype=getattr(torch, s["activation"]))
+        weights[:, -1] = 1.0  # of the window only the token itself: the identity
+        return RadixLinearAttention(
+            number,
+            s["heads"],
+            s["heads"],
+            s["value_heads"],
+            s["key_dim"],
+            s["key_dim"],
+            s["value_dim"],
+            conv_weights=weights,
+            bias=None,
+            activation=None,
+            A_log=_tensor(A_log),
+            dt_bias=_tensor(dt_bias),
+        )
+
+    def memory(self) -> dict[str, dict[str, Any]]:
+        """Where each tensor of the pool lies that belongs to a dialect, by the release's name."""
+        pool, cache = self.pool.mamba_pool, self.pool.mamba_pool.mamba_cache
+        found = {name: getattr(cache, name, None) for name in CACHED}
+        found |= {name: getattr(pool, name, None) for name in CURSORS}
+        return {name: self.arena.where(t) for name, t in found.items() if t is not None}
+
+    # The life of a request.
+
+    def admit(self, state: NDArray[Any], *, request: int) -> Message:
+        """Allocate, clear as the forward pass of a prefill does, and write what prefill leaves."""
+        self._alloc(request)
+        self._clear_or_copy(clear=self._slot(request))
+        self._temporal(request).copy_(_tensor(state))
+        return self._seat(request)
+
+    def fork(self, *, request: int, source: int) -> Message:
+        """A request that matched a cached prefix: its slot is taken first, and copied into later.
+
+        This is what `match_prefix` prepares for a copy on write.
+        """
+        made = _request(request)
+        slot = self.pool.mamba_allocator.alloc(1)
+        assert slot is not None
+        _holder(made).mamba_pool_idx = slot[0]
+        self._alloc(request, made)
+        self._clear_or_copy(copy=(self._slot(source), self._slot(request)))
+        return self._seat(request)
+
+    def free(self, *, request: int) -> None:
+        """Give slot and row back, as `release_kv_cache` does where no cache keeps them."""
+        made = self.requests.pop(request)
+        self.pool.free_mamba_cache(made)
+        self.pool.free(made)
+
+    def save(self, *, request: int) -> None:
+        """Retract to host memory: `Req.offload_kv_cache`, then give the seat back."""
+        made = self.requests[request]
+        _request_class().offload_kv_cache(made, self.pool, self._allocator())
+        self.free(request=request)
+        self.saved[request] = made
+
+    def restore(self, *, request: int) -> Message:
+        """Resume: allocate anew, then `Req.load_kv_cache`."""
+        made = self.saved.pop(request)
+        self._alloc(request, made)
+        _request_class().load_kv_cache(made, self.pool, self._allocator())
+        return self._seat(request)
+
+    # A step.
+
+    def verify(
+        self,
+        mixed: NDArray[Any],
+        a: NDArray[Any],
+        b: NDArray[Any],
+        *,
+        rows: list[int],
+        padding: int,
+        tokens: int,
+    ) -> Message:
+        """The forward pass of every layer on `rows`, then `padding` rows, of `tokens` each."""
+        batch = self._batch(rows, padding, tokens)
+        backend = self.runner.attn_backend
+        backend.linear_attn_backend.init_forward_metadata(batch)
+        dtype = getattr(torch, self.setup["activation"])
+        outputs = []
+        for i, layer in enumerate(self.layers):
+            with shims.Poisoning():
+                out = backend.forward(
+                    layer=layer,
+                    forward_batch=batch,
+                    mixed_qkv=_tensor(mixed[i]).to(dtype),
+                    a=_tensor(a[i]).to(dtype),
+                    b=_tensor(b[i]).to(dtype),
+                )
+            outputs.append(out.reshape(-1, self.setup["value_heads"], self.setup["value_dim"]))
+        self.rows = rows
+        return Message("done", {}, [torch.stack(outputs).numpy()])
+
+    def commit(self, *, rows: list[int], accepted: list[int], tokens: int) -> None:
+        """`commit_mamba_states_after_verify`, as the speculative worker calls it."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
+
+        count = len(rows)
+        index = torch.full((count, tokens), -1, dtype=torch.int32)
+        for i, n in enumerate(accepted):
+            index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
+        batch = Permissive(
+            forward_mode=ForwardMode.TARGET_VERIFY if count else ForwardMode.IDLE,
+            req_pool_indices=self._row_indices(rows),
+            seq_lens=torch.zeros(count, dtype=torch.int64),
+        )
+        commit_mamba_states_after_verify(
+            Permissive(model_runner=self.runner),
+            batch,
+            torch.tensor(accepted, dtype=torch.int32),
+            index,
+            tokens,
+        )
+
+    # Shared by them.
+
+    def _batch(self, rows: list[int], padding: int, tokens: int) -> Any:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        count = len(rows) + padding
+        return Permissive(
+            batch_size=count,
+            _original_batch_size=len(rows) if padding else None,
+            req_pool_indices=torch.cat([self._row_indices(rows), torch.zeros(padding).long()]),
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            logical_forward_mode=ForwardMode.TARGET_VERIFY,
+            input_ids=torch.zeros(count * tokens, dtype=torch.int64),
+            spec_info=Permissive(draft_token_num=tokens),
+        )
+
+    def _alloc(self, request: int, made: Any = None) -> None:
+        made = made or _request(request)
+        if self.pool.alloc([made]) is None:
+            raise RuntimeError("the pool has no row left")
+        self.requests[request] = made
+
+    def _clear_or_copy(self, clear: int | None = None, copy: tuple[int, int] | None = None) -> None:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.model_executor.model_runner import ModelRunner
+
+        source, target = copy or (None, None)
+        batch = Permissive(
+            forward_mode=ForwardMode.EXTEND,
+            mamba_clear_indices=_indices(clear),
+            mamba_cow_src_indices=_indices(source),
+            mamba_cow_dst_indices=_indices(target),
+        )
+        ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(self.runner, batch)
+
+    def _allocator(self) -> Any:
+        """What moves the keys and values of full attention: here, nothing but the mamba part."""
+        from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+        pool = Permissive(
+            mamba_pool=self.pool.mamba_pool,
+            _mamba_translate=lambda indices: indices,
+            full_kv_pool=Permissive(
+                get_cpu_copy=lambda *a, **k: None, load_cpu_copy=lambda *a, **k: None
+            ),
+            cpu_copy_carries_mamba=getattr(HybridLinearKVPool, "cpu_copy_carries_mamba", None),
+        )
+        return Permissive(
+            get_kvcache=lambda: pool,
+            get_cpu_copy=lambda *a, **k: HybridLinearKVPool.get_cpu_copy(pool, *a, **k),
+            load_cpu_copy=lambda *a, **k: HybridLinearKVPool.load_cpu_copy(pool, *a, **k),
+        )
+
+    def _row(self, request: int) -> int:
+        return int(_holder(self.requests[request], "req_pool_idx").req_pool_idx)
+
+    def _slot(self, request: int) -> int:
+        return int(_holder(self.requests[request]).mamba_pool_idx)
+
+    def _row_indices(self, rows: list[int]) -> torch.Tensor:
+        return torch.tensor([self._row(request) for request in rows], dtype=torch.int64)
+
+    def _temporal(self, request: int) -> torch.Tensor:
+        state: torch.Tensor = self.pool.mamba_pool.mamba_cache.temporal[:, self._slot(request)]
+        return state
+
+    def _seat(self, request: int) -> Message:
+        return Message("done", {"slot": self._slot(request), "request": self._row(request)}, [])
+
+
+CACHED = (
+    "temporal",
+    "intermediate_ssm",
+    "replayssm_d",
+    "replayssm_k",
+    "replayssm_g",
+    "replayssm_rawv",
+    "replayssm_rawk",
+    "replayssm_beta",
+)
+CURSORS = (
+    "replayssm_write_pos",
+    "replayssm_spec_write_pos",
+    "replayssm_cache_base",
+    "replayssm_is_flush",
+)
+
+
+def _request_class() -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+
+    return Req
+
+
+def _request(number: int) -> Any:
+    """A stand-in for `Req`: the fields that pools and caches read."""
+    from sglang.srt.managers import schedule_batch
+
+    made: Any = Permissive(
+        rid=str(number), seqlen=1, inflight_middle_chunks=0, kv_committed_len=0,
+        mamba_needs_clear=False,
+        _mamba_pool_needing_backup=lambda *a: schedule_batch.Req._mamba_pool_needing_backup(
+            made, *a
+        ),
+    )  # fmt: skip
+    info = getattr(schedule_batch, "ReqKvInfo", None)
+    if info is not None and hasattr(info, "mamba_pool_idx"):
+        made.kv = info()
+    return made
+
+
+def _holder(request: Any, field: str = "mamba_pool_idx") -> Any:
+    """Where a release keeps a request's places: on the request, or in its `kv`."""
+    return request.kv if hasattr(request.kv, field) else request
+
+
+def _indices(index: int | None) -> torch.Tensor | None:
+    return None if index is None else torch.tensor([index], dtype=torch.int64)
+
+
+def _tensor(values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values))
+
+
+def _digest(module: Any) -> str:
+    path = Path(os.fspath(module.__file__))
+    return hashlib.sha256(path.read_bytes()).hexdigest()

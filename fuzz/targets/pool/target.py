@@ -1,0 +1,296 @@
+"""`sglang-pool==VERSION`: a release's own pool, backend and commit, in a worker process.
+
+A pool is opened anew for every history; the process, which takes long to start, serves all of them,
+and the twin too: the same pool with its replay flag off. Its memory is shared with this process, so
+it is read, framed and poisoned as that of any other target.
+
+A server steps a batch at a time: it verifies windows of one length and commits them at once. So a
+history of this target does that too (`lockstep`), and one that does not is refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfold.fuzz.arrays import DTYPES
+from ringfold.fuzz.target import (
+    IEEE,
+    Device,
+    Floats,
+    HeadParameters,
+    Inputs,
+    Precision,
+    RefusedError,
+    Request,
+    Target,
+    View,
+)
+from ringfold.fuzz.targets import environments
+from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
+from ringfold.sim.dialects import (
+    COMPACT_DIALECT,
+    FOLD_EVERY_COMMIT_DIALECT,
+    RING_DIALECT,
+    SNAPSHOTS_DIALECT,
+    Dialect,
+)
+from ringfold.sim.setup import Setup
+
+WIDTH: Final = 4
+"""Of the convolution, in tokens."""
+
+NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "snapshots": {"checkpoint": "temporal", "snapshots": "intermediate_ssm"},
+    "ring": {
+        "checkpoint": "temporal",
+        "d": "replayssm_d",
+        "k": "replayssm_k",
+        "g": "replayssm_g",
+        "rawv": "replayssm_rawv",
+        "rawk": "replayssm_rawk",
+        "beta": "replayssm_beta",
+        "write_pos": "replayssm_write_pos",
+        "cache_base": "replayssm_cache_base",
+        "is_flush": "replayssm_is_flush",
+    },
+    "fold-every-commit": {
+        "checkpoint": "temporal",
+        "rawv": "replayssm_rawv",
+        "rawk": "replayssm_rawk",
+        "g": "replayssm_g",
+        "beta": "replayssm_beta",
+    },
+    "compact": {
+        "checkpoint": "temporal",
+        "d": "replayssm_d",
+        "k": "replayssm_k",
+        "g": "replayssm_g",
+        "d_low": "replayssm_rawv",
+        "k_low": "replayssm_rawk",
+        "write_pos": "replayssm_spec_write_pos",
+        "cache_base": "replayssm_cache_base",
+        "is_flush": "replayssm_is_flush",
+    },
+}
+"""What a release calls each buffer of a dialect."""
+
+_DIALECTS: Final = {
+    dialect.name: dialect
+    for dialect in (RING_DIALECT, FOLD_EVERY_COMMIT_DIALECT, COMPACT_DIALECT, SNAPSHOTS_DIALECT)
+}
+_workers: dict[str, WorkerProcess] = {}
+
+
+def worker_of(release: str) -> WorkerProcess:
+    """The process that serves this release, not yet started unless it was used before.
+
+    Raises:
+        WorkerError: the environment was not built.
+        WheelError: the release's wheel is not here.
+    """
+    if release not in _workers:
+        environment = environments.find()
+        if environment is None:
+            raise WorkerError(
+                f"{release}: there is no environment to import it in; type {environments.REMEDY}"
+            )
+        start = command(environment.python, "worker")
+        _workers[release] = WorkerProcess(release, start, environments.variables(release))
+        atexit.register(_workers[release].close)
+    return _workers[release]
+
+
+class SglangPool:
+    """The integration as it is released, one pool."""
+
+    lockstep = True
+    operations = frozenset({"admit", "free", "fork", "verify", "commit", "idle", "save", "restore"})
+
+    def __init__(
+        self, release: str, name: str, dialect: str, worker: WorkerProcess, pool: str = "replay"
+    ) -> None:
+        self.release, self.name, self.worker, self.pool = release, name, worker, pool
+        self.device: Device = "cpu"
+        self.precision: Precision = IEEE  # the interpreter has no tf32
+        # A server cuts off what a batch's padding rows return.
+        self.dialect: Dialect = _DIALECTS[dialect]._replace(zeroes_padding=False)
+        self.started = -1
+        self.seats: dict[Request, Mapping[str, int]] = {}
+        self.batch: list[Request] = []
+        self.tokens = 0
+
+    def identity(self) -> Mapping[str, str]:
+        """Release, versions in its environment, SHA-256 of the files that drive the pool."""
+        fields = self.worker.call("identity").fields
+        return {"release": self.release, **fields, "device": "cpu (interpreter)"}
+
+    def refuses(self, setup: Setup) -> str:
+        """What the release's model code never asks of its pool, or the interpreter can't do."""
+        g, dtypes = setup.geometry, setup.dtypes
+        if not setup.l2norm:
+            return "its backend always normalises queries and keys"
+        if "bfloat16" in (dtypes.activation, dtypes.record, dtypes.state):
+            return "bfloat16 is silently wrong in Triton's CPU interpreter; use float16 or float32"
+        if dtypes.record != dtypes.activation:
+            return "its records have the dtype of the activations"
+        if self.dialect.name != "compact" and dtypes.state != "float32":
+            return f"its records are for a float32 state, not {dtypes.state}"
+        if g.key_dim != g.value_dim:
+            return f"its layers have K = V, not K={g.key_dim} V={g.value_dim}"
+        if g.key_dim & (g.key_dim - 1) or g.key_dim < 32:
+            return f"its kernels want K a power of two from 32 on, not {g.key_dim}"
+        return ""
+
+    def open(self, setup: Setup, parameters: HeadParameters) -> None:
+        """Have the release build a pool and a backend, and map the pool's memory."""
+        if because := self.refuses(setup):
+            raise RefusedError(f"target {self.name}: {because}")
+        self.setup, g = setup, setup.geometry
+        fields = {
+            "heads": g.heads,
+            "value_heads": g.value_heads,
+            "key_dim": g.key_dim,
+            "value_dim": g.value_dim,
+            "ring": setup.ring,
+            "window": setup.window,
+            "slots": setup.slots,
+            "layers": setup.layers,
+            "activation": setup.dtypes.activation,
+            "state": setup.dtypes.state,
+            "width": WIDTH,
+            "replay": self.pool == "replay",
+        }
+        reply = self.worker.call(
+            "open", {"pool": self.pool, "setup": fields}, [parameters.A_log, parameters.dt_bias]
+        )
+        self.started = self.worker.starts
+        self.seats, self.batch = {}, []
+        memory = reply.fields["memory"]
+        names = NAMES[self.dialect.name]
+        mapped = _map(self.worker.pid, reply.fields["file"])
+        self.shown = {
+            buffer.name: View(buffer, _array(mapped, **memory[names[buffer.name]]))
+            for buffer in self.dialect.kept(setup)
+            if names[buffer.name] in memory
+        }
+
+    def admit(self, request: Request, state: Floats) -> None:
+        """Through the pool's own allocation and clearing; the state is what a prefill leaves."""
+        self._seat(request, "admit", [state])
+
+    def fork(self, request: Request, source: Request) -> None:
+        """Through the pool's copy on write."""
+        self._seat(request, "fork", source=source)
+
+    def free(self, request: Request) -> None:
+        """Give slot and row back to the pool."""
+        del self.seats[request]
+        self._ask("free", request=request)
+
+    def save(self, request: Request) -> None:
+        """Through the release's retraction to host memory."""
+        del self.seats[request]
+        self._ask("save", request=request)
+
+    def restore(self, request: Request) -> None:
+        """Through the release's resumption."""
+        self._seat(request, "restore")
+
+    def verify(
+        self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
+    ) -> NDArray[Any]:
+        """One forward pass; its padding stands behind the other rows, as in a captured graph."""
+        if len(set(lengths)) != 1:
+            raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
+        if len(rows) > self.setup.slots - 1:
+            raise self._refusal(f"a batch of {len(rows)} rows, but {self.setup.slots - 1} can run")
+        if self.batch:
+            raise self._refusal(f"a verify before that of requests {self.batch} was committed")
+        tokens = lengths[0]
+        real = [i for i, row in enumerate(rows) if row is not None]
+        if real and tokens != self.setup.window:
+            raise self._refusal(f"windows of {tokens} tokens, but it drafts {self.setup.window}")
+        order = [*real, *(i for i, row in enumerate(rows) if row is None)]
+        take = (np.array(order)[:, None] * tokens + np.arange(tokens)).ravel()
+        q, k, v, a, b = (x[:, take] for x in inputs)
+        mixed = np.concatenate([x.reshape(*x.shape[:2], -1) for x in (q, k, v)], -1)
+        fields = {"rows": [rows[i] for i in real], "padding": len(rows) - len(real)}
+        (packed,) = self._ask("verify", [mixed, a, b], **fields, tokens=tokens).arrays
+        outputs: NDArray[Any] = np.empty_like(packed)
+        outputs[:, take] = packed
+        self.batch, self.tokens = [row for row in rows if row is not None], tokens
+        return outputs
+
+    def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
+        """The worker's commit after a verify; the release's bound is the step's own length."""
+        kept = [(row, n) for row, n in zip(rows, accepted, strict=True) if row is not None]
+        if [row for row, _ in kept] != self.batch:
+            raise self._refusal(f"a commit of other requests than were verified, {self.batch}")
+        if self.batch and bound != self.tokens:
+            raise self._refusal(f"a bound of {bound}, but it goes by the {self.tokens} it drafts")
+        self._ask(
+            "commit",
+            rows=[row for row, _ in kept],
+            accepted=[n for _, n in kept],
+            tokens=self.tokens,
+        )
+        self.batch = []
+
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """Not owned: a server that verifies drafts decodes through windows."""
+        raise NotImplementedError(f"{self.name} owns no plain decode step")
+
+    def seat(self, request: Request) -> Mapping[str, int]:
+        """Slot and row that the pool gave it."""
+        return self.seats[request]
+
+    def views(self) -> Mapping[str, View]:
+        """The pool's tensors, in memory that is shared with the worker."""
+        return self.shown
+
+    def twin(self) -> Target | None:
+        """The same pool with its replay flag off: a snapshot of every drafted token."""
+        if self.pool != "replay":
+            return None
+        name = f"{self.release} pool without replay"
+        return SglangPool(self.release, name, "snapshots", self.worker, "snapshots")
+
+    # Asking the worker.
+
+    def _ask(self, verb: str, arrays: Sequence[NDArray[Any]] = (), **fields: Any) -> Any:
+        if self.worker.starts != self.started:
+            raise WorkerError(f"{self.name}: its worker died, and with it the pool")
+        return self.worker.call(verb, {"pool": self.pool, **fields}, arrays)
+
+    def _seat(
+        self, request: Request, verb: str, arrays: Sequence[NDArray[Any]] = (), **fields: Any
+    ) -> None:
+        self.seats[request] = self._ask(verb, arrays, request=request, **fields).fields
+
+    def _refusal(self, what: str) -> RefusedError:
+        return RefusedError(
+            f"target {self.name}: {what}; a server verifies windows of one length for a batch and "
+            "commits them at once"
+        )
+
+
+def _map(pid: int, file: int) -> mmap.mmap:
+    """The worker's shared file, seen from here."""
+    handle = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+    try:
+        return mmap.mmap(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _array(
+    memory: mmap.mmap, offset: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> NDArray[Any]:
+    return np.ndarray(tuple(shape), DTYPES[dtype], memory, offset, tuple(strides))
