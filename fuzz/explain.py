@@ -21,16 +21,20 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     Place,
+    Restore,
+    Save,
     Trace,
     Verify,
     unroll,
 )
-from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import DIALECTS, physical
 from ringfold.sim.setup import Setup
 
@@ -99,19 +103,6 @@ def _apply(
 ) -> tuple[str, list[tuple[int, str]]]:
     """Move the ledger; returns the operation in words, and what it did to which request."""
     match operation:
-        case Admit(request=request):
-            ledger.admit(request, _seat(request))
-            return f"admit {request}", [(request, "seated")]
-        case Place(request=request, base=base, records=records, flush=flush):
-            ledger.admit(request, _seat(request))
-            ledger.entries[request].cursors = Cursors(records, base, int(flush))
-            return f"place {request}", [(request, f"seated with {records} records")]
-        case Fork(request=request, source=source):
-            ledger.admit(request, _seat(request))
-            return f"fork {request} from {source}", [(request, "seated")]
-        case Free(request=request):
-            ledger.free(request)
-            return f"free {request}", []
         case Verify(tag=tag, rows=rows, lengths=lengths):
             flights[tag] = operation
             did = [
@@ -131,7 +122,45 @@ def _apply(
         case Idle(rows=count):
             return f"idle, {count} padding rows", []
         case _:
+            return _move(operation, ledger)
+
+
+def _move(operation: Operation, ledger: Ledger) -> tuple[str, list[tuple[int, str]]]:
+    """The same for an operation that seats a request or takes it from its seat."""
+    did = []
+    match operation:
+        case Admit(request=request):
+            ledger.admit(request, _seat(request))
+            text, did = f"admit {request}", [(request, "seated")]
+        case Place(request=request, base=base, records=records, flush=flush):
+            ledger.admit(request, _seat(request), ledger.placed(records, base, flush))
+            text, did = f"place {request}", [(request, f"seated with {records} records")]
+        case Fork(request=request, source=source):
+            ledger.admit(request, _seat(request))
+            text, did = f"fork {request} from {source}", [(request, "seated")]
+        case Free(request=request):
+            ledger.free(request)
+            text = f"free {request}"
+        case Save(request=request):
+            ledger.save(request)
+            text = f"save {request}"
+        case Restore(request=request):
+            folded = ledger.restore(request, _seat(request))
+            text, did = f"restore {request}", [(request, "seated" + ", folded" * folded)]
+        case Donate(request=request, prefix=prefix):
+            lag = ledger.entries[request].lag if ledger.dialect.donates == "checkpoint" else 0
+            ledger.donate(request, prefix, {})
+            text = f"donate {request} as prefix {prefix}"
+            text += f", without {lag} records that wait" if lag else ""
+        case Hit(request=request, prefix=prefix):
+            ledger.admit(request, _seat(request))
+            text, did = f"hit of prefix {prefix} by {request}", [(request, "seated")]
+        case Evict(prefix=prefix):
+            ledger.evict(prefix)
+            text = f"evict prefix {prefix}"
+        case _:
             raise AssertionError(f"unroll yields no {type(operation).__name__}")
+    return text, did
 
 
 def _commit(commit: Commit, verify: Verify, ledger: Ledger, setup: Setup) -> list[tuple[int, str]]:

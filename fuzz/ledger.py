@@ -97,6 +97,10 @@ class Ledger:
         self.free(request)
         self.prefixes[prefix] = seat
 
+    def evict(self, prefix: int) -> None:
+        """The prefix cache gives up a state."""
+        del self.prefixes[prefix]
+
     @property
     def vacant(self) -> int:
         """How many requests could be seated now."""

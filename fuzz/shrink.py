@@ -24,12 +24,15 @@ from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.trace import (
-    Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
+    Hit,
     Idle,
     Place,
+    Save,
     Symptom,
     Trace,
     TraceError,
@@ -116,9 +119,9 @@ def size(trace: Trace) -> tuple[Any, ...]:
     rows = [row for o in operations if isinstance(o, Verify | Decode) for row in o.rows]
     plain = simpler.renamed(trace).operations == trace.operations
     return (
-        sum(isinstance(o, Admit | Place | Fork) for o in operations),
+        sum(isinstance(o, simpler.Seats) for o in operations),
         steps(trace),
-        sum(isinstance(o, Decode | Idle | Fork) for o in operations),
+        sum(isinstance(o, Decode | Idle | Fork | Save | Donate | Hit | Evict) for o in operations),
         len(operations),
         len(rows),
         sum(sum(o.lengths) for o in verifies),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,12 +20,17 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     Place,
     Repeat,
+    Restore,
+    Save,
     Trace,
     Verify,
     unroll,
@@ -38,6 +43,8 @@ Item = TypeVar("Item")
 Operations = tuple[Operation, ...]
 Rows = Sequence[int | None]
 Choose = Callable[[int, Rows], list[int]]
+Seats = Admit | Place | Fork | Hit
+"""What seats a request for the first time."""
 
 PROFILES_PLAIN: Final = ("slow-decay", "ordinary")
 """Simplest first: what nothing is forgotten in makes a lost token plain to see."""
@@ -68,16 +75,11 @@ def alone(trace: Trace, suspect: int | None = None) -> Iterator[Trace]:
 def placed(trace: Trace) -> Iterator[Trace]:
     """The prefix replaced by one place (or admission) a request, the longest prefix first."""
     operations = trace.operations
-    before = list(_seated_before(trace))
-    tag = 1 + max((o.tag for o in operations if hasattr(o, "tag")), default=0)
+    before = list(_before(trace))
     for position in range(len(operations) - 1, 0, -1):
         worst: Dead = max((o.dead for o in operations[:position]), key=DEAD.index)
         for dead in dict.fromkeys(("leave", worst)):
-            seats = [
-                _seat(trace.setup, request, tag + i, cursors, dead)
-                for i, (request, cursors) in enumerate(before[position].items())
-            ]
-            yield _with(trace, (*seats, *operations[position:]))
+            yield _with(trace, (*_rebuilt(trace, before[position], dead), *operations[position:]))
 
 
 def fewer(trace: Trace) -> Iterator[Trace]:
@@ -101,14 +103,27 @@ def fewer_rows(trace: Trace) -> Iterator[Trace]:
 
 
 def joined(trace: Trace) -> Iterator[Trace]:
-    """One request that stays, in place of one that leaves and another that comes."""
-    for i, free in enumerate(trace.operations):
-        if not isinstance(free, Free):
+    """One request that stays, in place of one that leaves and another that comes, or it again."""
+    for i, leave in enumerate(trace.operations):
+        if not isinstance(leave, Free | Save | Donate):
             continue
         for j, seat in enumerate(trace.operations[i + 1 :], start=i + 1):
-            if isinstance(seat, Admit | Place | Fork):
+            if isinstance(seat, Seats | Restore):
                 rest = [o for at, o in enumerate(trace.operations) if at not in {i, j}]
-                yield _with(trace, (_called(o, seat.request, free.request) for o in rest))
+                yield _with(trace, (_called(o, seat.request, leave.request) for o in rest))
+
+
+def unshared(trace: Trace) -> Iterator[Trace]:
+    """A request that leaves nothing to the prefix cache; without what is then missing."""
+    for i, donate in enumerate(trace.operations):
+        if isinstance(donate, Donate):
+            free = Free(request=donate.request, dead=donate.dead)
+            behind = (
+                o
+                for o in trace.operations[i + 1 :]
+                if not (isinstance(o, Hit | Evict) and o.prefix == donate.prefix)
+            )
+            yield _with(trace, (*trace.operations[:i], free, *behind))
 
 
 def plain_steps(trace: Trace) -> Iterator[Trace]:
@@ -191,7 +206,7 @@ def smaller_rings(trace: Trace) -> Iterator[Trace]:
 def simpler_places(trace: Trace) -> Iterator[Trace]:
     """Requests seated in another state, the emptiest first: one, or two where states are few."""
     states = _placeable(trace.setup)
-    seats = [i for i, o in enumerate(trace.operations) if isinstance(o, Admit | Place | Fork)]
+    seats = [i for i, o in enumerate(trace.operations) if isinstance(o, Seats)]
     for many in (1, 2):
         if len(states) ** many <= MOVES_MAX:
             for at in itertools.combinations(seats, many):
@@ -299,28 +314,33 @@ def plainer_payload(trace: Trace) -> Iterator[Trace]:
 
 
 def renamed(trace: Trace) -> Trace:
-    """Requests 0, 1, ... and tags 1, 2, ... in the order in which they appear.
+    """Requests and prefixes 0, 1, ... and tags 1, 2, ... in the order in which they appear.
 
-    A request that is seated again after it was freed gets a number of its own.
+    A request that is seated again after it was freed gets a number of its own; so does a prefix.
     """
     names: dict[int, int] = {}
+    prefixes: dict[int, int] = {}
     tags: dict[int, int] = {}
-    count = itertools.count()
+    requests, donations = itertools.count(), itertools.count()
 
     def name(request: int | None) -> int | None:
         return None if request is None else names[request]
 
     def change(operation: Operation) -> Operation:
         changes: dict[str, object] = {}
-        if isinstance(operation, Admit | Place | Fork):
-            if isinstance(operation, Fork):
-                changes["source"] = name(operation.source)
-            names[operation.request] = next(count)
-        if isinstance(operation, Admit | Place | Fork | Free):
-            changes["request"] = names[operation.request]
+        if isinstance(operation, Fork):
+            changes["source"] = name(operation.source)
+        if isinstance(operation, Seats):
+            names[operation.request] = next(requests)
+        if isinstance(operation, Donate):
+            prefixes[operation.prefix] = next(donations)
+        if hasattr(operation, "request"):
+            changes["request"] = name(operation.request)
+        if hasattr(operation, "prefix"):
+            changes["prefix"] = prefixes[operation.prefix]
         if isinstance(operation, Verify | Decode):
             changes["rows"] = tuple(map(name, operation.rows))
-        if isinstance(operation, Admit | Place | Verify | Decode | Commit):
+        if hasattr(operation, "tag"):
             changes["tag"] = tags.setdefault(operation.tag, len(tags) + 1)
         if isinstance(operation, Repeat):
             changes["operations"] = tuple(map(change, operation.operations))
@@ -374,14 +394,14 @@ def _with_setup(trace: Trace, **changes: object) -> Trace:
 
 def _requests(operations: Iterable[Operation]) -> list[int]:
     """Those that some operation seats, in order."""
-    seated = (o.request for o, _ in unroll(operations) if isinstance(o, Admit | Place | Fork))
+    seated = (o.request for o, _ in unroll(operations) if isinstance(o, Seats))
     return list(dict.fromkeys(seated))
 
 
 def _seated_most(operations: Iterable[Operation]) -> int:
     now = most = 0
     for operation, _ in unroll(operations):
-        now += isinstance(operation, Admit | Place | Fork) - isinstance(operation, Free)
+        now += isinstance(operation, Seats | Restore) - isinstance(operation, Free | Save | Evict)
         most = max(most, now)
     return max(1, most)
 
@@ -420,22 +440,26 @@ def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Opera
 
 
 def _only(trace: Trace, requests: Container[int]) -> Trace:
-    """The history of some requests; those that were forked from others start afresh."""
+    """The history of some requests; those that are copies of others start afresh."""
+    prefixes: set[int] = set()
 
     def kept(operation: Operation) -> Iterator[Operation]:
+        request = getattr(operation, "request", None)
+        if request is not None and request not in requests:
+            return
         match operation:
-            case Admit(request=request) | Place(request=request) | Free(request=request):
-                if request in requests:
-                    yield operation
-            case Fork(request=request, source=source):
-                if request in requests and source in requests:
-                    yield operation
-                elif request in requests:
-                    yield Admit(request=request, tag=request, dead=operation.dead)
             case Repeat(operations=inner):
                 if inside := tuple(itertools.chain(*map(kept, inner))):
                     yield msgspec.structs.replace(operation, operations=inside)
+            case Fork(request=request, source=source) if source not in requests:
+                yield Admit(request=request, tag=request, dead=operation.dead)
+            case Hit(request=request, prefix=prefix) if prefix not in prefixes:
+                yield Admit(request=request, tag=request, dead=operation.dead)
+            case Evict(prefix=prefix) if prefix not in prefixes:
+                pass
             case _:
+                if isinstance(operation, Donate | Evict):
+                    prefixes.symmetric_difference_update({operation.prefix})
                 yield operation
 
     def choose(tag: int, rows: Rows) -> list[int]:
@@ -463,7 +487,7 @@ def _called(operation: Operation, old: int, new: int) -> Operation:
         return new if request == old else request
 
     changes: dict[str, object] = {}
-    if isinstance(operation, Admit | Place | Fork | Free):
+    if hasattr(operation, "request"):
         changes["request"] = name(operation.request)
     if isinstance(operation, Fork):
         changes["source"] = name(operation.source)
@@ -582,21 +606,27 @@ def _seat(setup: Setup, request: int, tag: int, cursors: Cursors, dead: Dead) ->
     )
 
 
-def _seated_before(trace: Trace) -> Iterator[dict[int, Cursors]]:
-    """Who is seated before each operation, and with which cursors."""
+class _Before(NamedTuple):
+    """What an operation meets."""
+
+    seated: dict[int, Cursors]
+    saved: dict[int, Cursors]
+    prefixes: list[int]
+
+
+def _before(trace: Trace) -> Iterator[_Before]:
+    """Who is seated before each operation, and who is saved, with which cursors; what is kept."""
     setup = trace.setup
     ledger = Ledger(setup, DIALECTS[setup.dialect])
     windows: dict[int, Verify] = {}
     for top in trace.operations:
-        yield {request: entry.cursors for request, entry in ledger.entries.items()}
+        seated, saved = (
+            {request: entry.cursors for request, entry in entries.items()}
+            for entries in (ledger.entries, ledger.saved)
+        )
+        yield _Before(seated, saved, [*ledger.prefixes])
         for operation, _ in unroll((top,)):
             match operation:
-                case Admit(request=request) | Place(request=request) | Fork(request=request):
-                    ledger.admit(request, {"slot": 1, "request": 1})
-                    if isinstance(operation, Place):
-                        ledger.entries[request].cursors = _cursors(operation)
-                case Free(request=request):
-                    ledger.free(request)
                 case Verify(tag=tag):
                     windows[tag] = operation
                 case Commit(tag=tag, accepted=accepted, bound=bound):
@@ -604,7 +634,44 @@ def _seated_before(trace: Trace) -> Iterator[dict[int, Cursors]]:
                 case Decode(rows=rows):
                     _advance(ledger, rows, [1] * len(rows), setup.window)
                 case _:
-                    pass
+                    _move(ledger, operation)
+
+
+def _move(ledger: Ledger, operation: Operation) -> None:
+    seat = {"slot": 1, "request": 1}
+    match operation:
+        case Admit(request=request) | Fork(request=request) | Hit(request=request):
+            ledger.admit(request, seat)
+        case Place(request=request):
+            ledger.admit(request, seat, _cursors(operation))
+        case Free(request=request):
+            ledger.free(request)
+        case Save(request=request):
+            ledger.save(request)
+        case Restore(request=request):
+            ledger.restore(request, seat)
+        case Donate(request=request, prefix=prefix):
+            ledger.donate(request, prefix, seat)
+        case Evict(prefix=prefix):
+            ledger.evict(prefix)
+        case _:
+            pass
+
+
+def _rebuilt(trace: Trace, before: _Before, dead: Dead) -> Iterator[Operation]:
+    """The simplest operations after which everybody is where `before` says."""
+    setup = trace.setup
+    tags = itertools.count(1 + max((getattr(o, "tag", 0) for o in trace.operations), default=0))
+    empty = protocol_of(setup).reset(setup.ring, setup.window)
+    unused = 1 + max(_requests(trace.operations))
+    for request, prefix in enumerate(before.prefixes, start=unused):
+        yield _seat(setup, request, next(tags), empty, dead)
+        yield Donate(request=request, prefix=prefix, dead=dead)
+    for request, cursors in before.saved.items():
+        yield _seat(setup, request, next(tags), cursors, dead)
+        yield Save(request=request, dead=dead)
+    for request, cursors in before.seated.items():
+        yield _seat(setup, request, next(tags), cursors, dead)
 
 
 def _advance(
@@ -621,8 +688,8 @@ def _cursors(place: Place) -> Cursors:
 
 def _reseated(trace: Trace, cursors: dict[int, Cursors]) -> Iterator[Operation]:
     for i, operation in enumerate(trace.operations):
-        if i in cursors and isinstance(operation, Admit | Place | Fork):
-            tag = operation.source if isinstance(operation, Fork) else operation.tag
+        if i in cursors and isinstance(operation, Seats):
+            tag = getattr(operation, "tag", operation.request)
             yield _seat(trace.setup, operation.request, tag, cursors[i], operation.dead)
         else:
             yield operation
@@ -705,6 +772,7 @@ QUICK: Final[tuple[Pass, ...]] = (
     plainer_payload,
     plain_steps,
     joined,
+    unshared,
     reordered,
     other_names,
 )

@@ -364,7 +364,8 @@ class Walk:
     def _evict(self, prefix: int) -> None:
         self._call(lambda target: target.evict(prefix))
         self._judge_frame({})
-        del self.prefixes[prefix], self.ledger.prefixes[prefix]
+        self.ledger.evict(prefix)
+        del self.prefixes[prefix]
 
     def _place(self, places: Sequence[Place]) -> None:
         """Seat requests in the middle of their protocol: checkpoint, records, cursors at once."""
