@@ -16,6 +16,8 @@ import typer
 
 from ringfold import __version__
 from ringfold.fuzz.commands.bench import bench
+from ringfold.fuzz.commands.bisect import bisect
+from ringfold.fuzz.commands.compare import compare
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.explain import explain
 from ringfold.fuzz.commands.explore import explore
@@ -56,7 +58,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(targets_app, name="targets")
-for command in (fuzz, replay, explain, shrink, explore, vary, memory, drift, simulate, bench):
+for command in (
+    fuzz,
+    replay,
+    explain,
+    shrink,
+    explore,
+    vary,
+    memory,
+    drift,
+    simulate,
+    bench,
+    compare,
+    bisect,
+):
     app.command()(command)
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-DECODE_RING: Final = "decode-ring"
-"""The dialect whose ring starts at row 0 and takes one token at a time: it may have any length."""
+CIRCULAR: Final = ("ring", "compact", "open-loop")
+"""Dialects whose records wrap by a bit mask, and whose ring must hold two windows."""
 DIALECT_NAMES: Final = (
     "snapshots",
     "ring",
@@ -19,7 +19,7 @@ DIALECT_NAMES: Final = (
     "compact",
     "open-loop",
     "linear-cache",
-    DECODE_RING,
+    "decode-ring",
 )
 ACTIVATIONS: Final = ("float32", "bfloat16", "float16")
 STATES: Final = ("float32", "bfloat16", "float16", "float64")
@@ -137,23 +137,23 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"choose layers <= {LAYERS_MAX}",
         )
         require(self.window >= 1, "window", self.window, "at least 1", "a verify has a token")
-        plain = self.dialect == DECODE_RING
+        circular = self.dialect in CIRCULAR
         require(
-            2 - plain <= self.ring <= RING_MAX,
+            1 + circular <= self.ring <= RING_MAX,
             "ring",
             self.ring,
-            f"in {2 - plain}..{RING_MAX}",
+            f"in {1 + circular}..{RING_MAX}",
             f"choose a power of two up to {RING_MAX}",
         )
         require(
-            plain or self.ring & (self.ring - 1) == 0,
+            not circular or self.ring & (self.ring - 1) == 0,
             "ring",
             self.ring,
             "a power of two",
             f"records wrap by a bit mask; use {1 << (self.ring - 1).bit_length()}",
         )
         require(
-            plain or self.ring >= 2 * self.window,
+            not circular or self.ring >= 2 * self.window,
             "ring",
             self.ring,
             f"at least two windows, 2 * {self.window}",

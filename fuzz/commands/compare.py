@@ -1,0 +1,140 @@
+"""`ringfold compare`: two targets on the same histories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ringfold.fuzz import compare as comparing
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    MISMATCH,
+    OnDevice,
+    dead_of,
+    device_of,
+    geometry_of,
+)
+from ringfold.fuzz.compare import Report, histories
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.targets import registry
+from ringfold.fuzz.trace import load
+
+TIME_MAX_DEFAULT = 60.0
+
+
+def compare(
+    one: Annotated[str, typer.Argument(metavar="TARGET", help="See `ringfold targets`.")],
+    other: Annotated[str, typer.Argument(metavar="TARGET", help="To compare it with.")],
+    bits: Annotated[
+        bool, typer.Option("--bits", help="Stop where a bit differs, whatever the oracle says.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Walk this history and no others.")
+    ] = None,
+    device: OnDevice = "cpu",
+    seed: Annotated[
+        int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
+    ] = 0,
+    max_time: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many seconds. [60]")
+    ] = None,
+    max_windows: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many row-windows.")
+    ] = None,
+    geometry: Annotated[
+        str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")
+    ] = None,
+    ring: Annotated[int | None, typer.Option(help="Ring length L.")] = None,
+    window: Annotated[int | None, typer.Option(help="Longest window T.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Activations and records.")] = None,
+    dead: Annotated[
+        str,
+        typer.Option(
+            metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
+        ),
+    ] = "nan",
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where failures/ goes. [this folder]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Walk the same histories on two targets; say where they part first, and who is right."""
+    on = device_of(device)
+    first, second = registry.resolve(one, on), registry.resolve(other, on)
+    if trace is not None:
+        traces = iter([load(trace)])
+    else:
+        traces = histories(
+            first,
+            second,
+            seed,
+            on,
+            worst=dead_of(dead),
+            geometry=None if geometry is None else geometry_of(geometry),
+            ring=ring,
+            window=window,
+            dtype=dtype,
+        )
+        if max_time is None and max_windows is None:
+            max_time = TIME_MAX_DEFAULT
+    with progress_display() as progress:
+        task = progress.add_task(f"{one} and {other} on {on}", total=None)
+
+        def show(report: Report) -> None:
+            progress.update(
+                task,
+                description=f"{one} and {other} on {on}: {report.histories} histories, "
+                f"{report.windows} row-windows each",
+            )
+
+        report = comparing.compare(
+            first,
+            second,
+            traces,
+            bits=bits,
+            seed=seed,
+            device=on,
+            seconds_max=max_time,
+            windows_max=max_windows,
+            folder=Path() if trace is None else trace.parent,
+            run_dir=run_dir or Path(),
+            on_progress=show,
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    if report.divergence is not None:
+        raise typer.Exit(MISMATCH)
+    raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
+
+
+def _show(report: Report) -> None:
+    table = Table("compared", "", "same bits", box=None, pad_edge=False)
+    for what, count in report.compared.items():
+        table.add_row(f"{what}s", str(count), str(report.identical[what]))
+    print_table(table)
+    out.print()
+    for reason, count in report.left_out.items():
+        out.print(f"{count} histories were left out: {reason}.", markup=False)
+    if report.divergence is not None:
+        out.print(report.divergence.sentence(), markup=False)
+        for line in report.reproduce:
+            out.print(line, markup=False)
+    for reason in report.inconclusive:
+        out.print(f"inconclusive: {reason}", markup=False)
+    if report.wrong_alike:
+        out.print(f"In {report.wrong_alike} histories both are wrong in the same way.")
+    one, other = report.targets
+    asked = "to the bit" if report.bits else "within the oracle's limits"
+    verdict = "part" if report.divergence is not None else f"do not part {asked}"
+    out.print(
+        f"{one} and {other} on {report.device}, seed {report.seed}: they {verdict}; "
+        f"{report.histories} histories, {report.windows} row-windows each, "
+        f"{report.folds[0]} and {report.folds[1]} folds, in {report.seconds:.0f} s.",
+        markup=False,
+    )
