@@ -8,6 +8,7 @@
 | `triton` | our own kernels |
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
+| `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
 | `sglang-packed==VERSION` | its plain decoding in place |
@@ -24,7 +25,7 @@ from inspect import get_annotations
 from typing import Final, NamedTuple
 
 from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.targets import sglang_sources, wheels
+from ringfold.fuzz.targets import environments, sglang_sources, wheels
 from ringfold.fuzz.targets.sglang_sources import AbsentError, CheckoutError
 from ringfold.fuzz.targets.wheels import WheelError
 
@@ -38,6 +39,8 @@ FAMILIES: Final = {
     "sglang-decode": "decode-ring: plain decoding, the state stored every L tokens",
     "sglang-packed": "snapshots: plain decoding, in place",
 }
+
+POOL: Final = "sglang-pool"
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -80,6 +83,8 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         return _ours(name, device)
     if _parts(name.removesuffix(SPLIT))[0] in FAMILIES:
         return _sglang(name, device)
+    if _parts(name)[0] == POOL:
+        return _pool(name, device)
     if ":" in name:
         return _users(name, device)
     raise UnknownTargetError(
@@ -149,6 +154,10 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
         for family, about in FAMILIES.items()
         if family != "sglang" and (family != "sglang-decode" or found.has(BUFFERED_DECODE))
     ]
+    if "==" in release:
+        pool = release.replace("sglang", POOL, 1)
+        remedy = "" if environments.find() else f"ringfold targets add {pool}"
+        rows.append(Listed(pool, "the same in its own pool, backend and commit", remedy))
     return rows
 
 
@@ -224,6 +233,21 @@ def _sglang(name: str, device: Device) -> Target:
             return SglangFold(found, name)
         case _:
             return SglangCompact(found, name)
+
+
+def _pool(name: str, device: Device) -> Target:
+    release = name.replace(POOL, "sglang", 1)
+    if device != "cpu":
+        raise MissingTargetError(
+            f"target {name!r} runs on the CPU alone: leave --device {device} out"
+        )
+    if wheels.find(release) is None or environments.find() is None:
+        raise MissingTargetError(
+            f"target {name!r} has no wheel or no environment: type `ringfold targets add {name}`"
+        )
+    from ringfold.fuzz.targets.pool.target import pool_of
+
+    return pool_of(release, name)
 
 
 def _parts(name: str) -> tuple[str, str]:
