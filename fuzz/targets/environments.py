@@ -107,7 +107,7 @@ def add() -> Environment:
         )
         packages = path / "lib" / f"python{PYTHON}" / "site-packages"
         parts = sorted(_sizes(packages), key=lambda part: -part.bytes)
-        record = Record(_digest(), _bytes(path), tuple(parts[:5]))
+        record = Record(_digest(), size(path), tuple(parts[:5]))
         (path / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2))
     built = find()
     if built is None:
@@ -155,6 +155,15 @@ def variables(release: str, *more: Path) -> dict[str, str]:
 def root() -> Path:
     """The folder of environments and unpacked releases, beside the cached wheels."""
     return wheels.cache() / "environments"
+
+
+def size(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(
+        path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 def _place() -> Path:
@@ -216,13 +225,4 @@ def _run(command: list[str], doing: str) -> None:
 def _sizes(folder: Path) -> Iterator[Part]:
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.name.endswith(".dist-info"):
-            yield Part(entry.name, _bytes(entry))
-
-
-def _bytes(folder: Path) -> int:
-    """What the files in a folder take."""
-    return sum(
-        path.stat().st_size
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+            yield Part(entry.name, size(entry))

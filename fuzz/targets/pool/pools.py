@@ -83,8 +83,6 @@ class Pool:
         self.setup, self.arena = setup, Arena()
         self.requests: dict[int, Any] = {}
         self.saved: dict[int, Any] = {}
-        self.rows: list[int] = []
-        """Requests of the batch that was verified last."""
         self.pool = self._pool()
         self.runner = self._runner(arguments)
         self.layers = [self._layer(i, A_log[i], dt_bias[i]) for i in range(setup["layers"])]
@@ -154,7 +152,10 @@ class Pool:
         if hasattr(utils, "resolve_linear_attn_backends"):
             runner.linear_attn_backends = utils.resolve_linear_attn_backends()
         full = Permissive(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
-        runner.attn_backend = HybridLinearAttnBackend(full, GDNAttnBackend(runner), [])
+        linear = GDNAttnBackend(runner)
+        running = self.setup["slots"] - 1
+        linear.init_cuda_graph_state(running, running * self.setup["window"])
+        runner.attn_backend = HybridLinearAttnBackend(full, linear, [])
         return runner
 
     def _layer(self, number: int, A_log: NDArray[Any], dt_bias: NDArray[Any]) -> Any:
@@ -243,7 +244,12 @@ class Pool:
         """The forward pass of every layer on `rows`, then `padding` rows, of `tokens` each."""
         batch = self._batch(rows, padding, tokens)
         backend = self.runner.attn_backend
-        backend.linear_attn_backend.init_forward_metadata(batch)
+        linear = backend.linear_attn_backend
+        if padding:
+            # Batches are padded for captured graphs, whose replay brings its own metadata.
+            linear.init_forward_metadata_out_graph(batch)
+        else:
+            linear.init_forward_metadata(batch)
         dtype = getattr(torch, self.setup["activation"])
         outputs = []
         for i, layer in enumerate(self.layers):
@@ -256,8 +262,27 @@ class Pool:
                     b=_tensor(b[i]).to(dtype),
                 )
             outputs.append(out.reshape(-1, self.setup["value_heads"], self.setup["value_dim"]))
-        self.rows = rows
         return Message("done", {}, [torch.stack(outputs).numpy()])
+
+    def idle(self) -> None:
+        """The forward pass of a server that has nothing to do while its peers have."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        batch = self._batch([], 0, self.setup["window"])
+        batch.forward_mode = batch.logical_forward_mode = ForwardMode.IDLE
+        backend = self.runner.attn_backend
+        backend.linear_attn_backend.init_forward_metadata(batch)
+        dtype = getattr(torch, self.setup["activation"])
+        for layer in self.layers:
+            channels = layer.conv_weights.shape[0]
+            mixed, gates = torch.empty(0, channels), torch.empty(0, self.setup["value_heads"])
+            backend.forward(
+                layer=layer,
+                forward_batch=batch,
+                mixed_qkv=mixed.to(dtype),
+                a=gates.to(dtype),
+                b=gates.to(dtype),
+            )
 
     def commit(self, *, rows: list[int], accepted: list[int], tokens: int) -> None:
         """`commit_mamba_states_after_verify`, as the speculative worker calls it."""
@@ -289,7 +314,7 @@ class Pool:
         count = len(rows) + padding
         return Permissive(
             batch_size=count,
-            _original_batch_size=len(rows) if padding else None,
+            num_padding=padding,
             req_pool_indices=torch.cat([self._row_indices(rows), torch.zeros(padding).long()]),
             forward_mode=ForwardMode.TARGET_VERIFY,
             logical_forward_mode=ForwardMode.TARGET_VERIFY,

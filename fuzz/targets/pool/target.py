@@ -34,6 +34,7 @@ from ringfold.fuzz.target import (
 )
 from ringfold.fuzz.targets import environments
 from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
+from ringfold.fuzz.targets.sglang_release import Release
 from ringfold.sim.dialects import (
     COMPACT_DIALECT,
     FOLD_EVERY_COMMIT_DIALECT,
@@ -105,6 +106,16 @@ def worker_of(release: str) -> WorkerProcess:
         _workers[release] = WorkerProcess(release, start, environments.variables(release))
         atexit.register(_workers[release].close)
     return _workers[release]
+
+
+def pool_of(release: str, name: str) -> SglangPool:
+    """The pool of a release such as ``sglang==0.5.16``, not yet opened.
+
+    Raises:
+        WheelError: its wheel is not here, or it speaks no dialect that is known.
+        WorkerError: there is no environment.
+    """
+    return SglangPool(release, name, Release(release).dialect, worker_of(release))
 
 
 class SglangPool:
@@ -215,7 +226,11 @@ class SglangPool:
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
         tokens = lengths[0]
         real = [i for i, row in enumerate(rows) if row is not None]
-        if real and tokens != self.setup.window:
+        if not real:
+            self._ask("idle")
+            nothing = np.full(inputs.v.shape, np.nan)
+            return nothing.astype(DTYPES[self.setup.dtypes.activation])
+        if tokens != self.setup.window:
             raise self._refusal(f"windows of {tokens} tokens, but it drafts {self.setup.window}")
         order = [*real, *(i for i, row in enumerate(rows) if row is None)]
         take = (np.array(order)[:, None] * tokens + np.arange(tokens)).ravel()
