@@ -14,13 +14,18 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     PayloadSpec,
     Place,
     Repeat,
+    Restore,
+    Save,
     Trace,
     Verify,
     validate,
@@ -123,6 +128,31 @@ def test_batches_forks_and_second_lives() -> None:
     assert [(lane.request, lane.did) for lane in lines[5].lanes] == [(4, "0 of 2 kept")]
     assert drawn(made)[5:] == ["#.....##", "#.......", "", "........"]
     assert lines[4].lanes == []
+
+
+def test_saved_and_donated_requests_have_no_lane() -> None:
+    """A restored request has its ring again, or an empty one where the dialect folds."""
+    lives = (
+        Place(request=0, tag=1, base=6, records=3, flush=False),
+        Save(request=0),
+        Restore(request=0),
+        Donate(request=0, prefix=5),
+        Hit(request=1, prefix=5),
+        Evict(prefix=5),
+    )
+    lines, folding = list(explain(trace(*lives))), list(explain(trace(*lives, dialect="compact")))
+
+    assert [line.operation for line in lines] == [
+        "place 0",
+        "save 0",
+        "restore 0",
+        "donate 0 as prefix 5, without 3 records that wait",
+        "hit of prefix 5 by 1",
+        "evict prefix 5",
+    ]
+    assert drawn(trace(*lives)) == ["#.....##", "", "#.....##", "", "........", ""]
+    assert folding[2].lanes == [Lane(0, "seated, folded", 0, 0, 0, "........")]
+    assert folding[3].operation == "donate 0 as prefix 5"
 
 
 def test_a_fold_in_the_commit_empties_the_ring() -> None:

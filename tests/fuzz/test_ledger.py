@@ -195,6 +195,47 @@ def test_a_new_owner_is_stale_until_its_first_step() -> None:
     assert not made.entries[2].stale
 
 
+@pytest.mark.parametrize("dialect", ["ring", "compact"])
+def test_a_saved_request_comes_back_where_the_dialect_says(dialect: str) -> None:
+    """With its cursors, elsewhere; or folded. Its records are dead as soon as it is saved."""
+    made = ledger(dialect)
+    made.admit(0, SEATS[0])
+    step(made, 0, 2, 2)
+    writes = made.save_may_write(0)
+    made.save(0)
+    assert len(ring_rows(made.dead(), "d", made.cursor_axis)) == 5 * 8
+
+    folded = made.restore(0, SEATS[1])
+
+    if dialect == "ring":
+        assert (folded, writes) == (False, {})
+        assert made.entries[0].cursors == Cursors(2, 0, 0)
+    else:
+        assert folded
+        assert set(writes) == {"write_pos", "cache_base", "is_flush", "checkpoint"}
+        assert made.entries[0].cursors == Cursors(0, 0, 0)
+
+
+def test_a_prefix_takes_the_slot_and_leaves_the_ring() -> None:
+    """Its checkpoint is alive until it is evicted, and nobody may write it."""
+    made = ledger()
+    made.admit(0, SEATS[0])
+    step(made, 0, 2, 2)
+    assert made.vacant == 3
+    assert made.donate_may_write(0)["checkpoint"] == []
+
+    made.donate(0, 7, {"slot": 3})
+
+    assert (made.vacant, made.entries) == (3, {})
+    assert made.dead()["checkpoint"][0]["slot"].tolist() == [0, 1, 2, 4]
+    assert (3, 0) in ring_rows(made.dead(), "rawk")
+    made.evict(7)
+    assert made.vacant == 4
+    assert made.dead()["checkpoint"][0]["slot"].tolist() == [0, 1, 2, 3, 4]
+    made.admit(1, SEATS[0])
+    assert made.entries[1].stale
+
+
 def test_a_request_is_seated_in_all_of_its_memory() -> None:
     """An admission may write everything of its own slot and place, and of no other."""
     made = ledger("compact")

@@ -26,13 +26,18 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     PayloadSpec,
     Place,
     Repeat,
+    Restore,
+    Save,
     Symptom,
     Trace,
     TraceError,
@@ -44,6 +49,7 @@ from ringfold.fuzz.trace import (
     validate,
 )
 from ringfold.sim.cursors import reachable
+from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Geometry, Setup
 
 DOCS = Path(__file__).parents[2] / "docs" / "traces.md"
@@ -86,6 +92,11 @@ EVERYTHING = history(
     Verify(tag=4, rows=(0, 1), lengths=(2, 2)),
     Free(request=1),
     Commit(tag=4, accepted=(2, None)),
+    Save(request=2),
+    Restore(request=2),
+    Donate(request=0, prefix=3, dead="nan"),
+    Hit(request=1, prefix=3),
+    Evict(prefix=3),
     target="sglang==0.5.16",
     identity={"triton": "3.7.1", "numpy": "2.3.5"},
     expected=(Symptom("state-local", "drift"),),
@@ -298,6 +309,42 @@ class TestLegal:
         with pytest.raises(TraceError, match=r"records is 1, but must be in 0\.\.0"):
             validate(history(Place(request=0, tag=0, base=0, records=1, flush=False), setup=tested))
 
+    @pytest.mark.parametrize("dialect", DIALECTS)
+    def test_a_request_is_saved_and_donated_with_any_number_of_records(self, dialect: str) -> None:
+        """And its slot is another's in between; a prefix keeps the slot of whom it came from."""
+        validate(
+            history(
+                Admit(request=0, tag=0),
+                *step(1),
+                Save(request=0),
+                Admit(request=1, tag=0),
+                *step(2, request=1),
+                Donate(request=1, prefix=0),
+                Evict(prefix=0),
+                Restore(request=0),
+                *step(3),
+                Donate(request=0, prefix=0),
+                Admit(request=0, tag=0),  # who has donated is gone, and so is the name
+                setup=setup(dialect, slots=3),
+            )
+        )
+
+    def test_a_restored_request_is_where_its_dialect_says(self) -> None:
+        """With its records it can't be forked; where they were folded it can."""
+        lagging = [Admit(request=0, tag=0), *step(1), Save(request=0), Restore(request=0)]
+        fork = Fork(request=1, source=0)
+
+        validate(history(*lagging, fork, setup=setup("compact")))
+        with pytest.raises(TraceError, match=r"operations\[5\] \(fork\).*lags behind 1 records"):
+            validate(history(*lagging, fork))
+
+    def test_a_repeat_that_saves_is_not_taken_for_one_that_recurs(self) -> None:
+        """A request that is saved in the first turn can't be saved in the second."""
+        repeat = Repeat(times=9, operations=(Save(request=0),))
+
+        with pytest.raises(TraceError, match=r"request 0 is saved: restore it.*iteration 1 of 9"):
+            validate(history(Admit(request=0, tag=0), repeat))
+
     def test_a_fork_needs_an_empty_ring(self) -> None:
         """After a commit of something it is refused; after a flush that accepted 0 it is not."""
         lagging = [Admit(request=0, tag=0), *step(1)]
@@ -325,7 +372,41 @@ VERIFY = Verify(tag=1, rows=(0,), lengths=(2,))
         ([ADMITTED, Fork(request=0, source=0)], "request 0 is seated already"),
         (
             [Admit(request=r, tag=0) for r in range(4)],
-            r"request 3 finds no slot, 3 of 4 are taken .*: free a request, or raise setup\.slots",
+            r"request 3 finds no slot, 3 of 4 are taken .*: free a request, .*raise setup\.slots",
+        ),
+        ([Save(request=0)], "request 0 is not seated"),
+        ([ADMITTED, VERIFY, Save(request=0)], "request 0 has the window with tag 1 in flight"),
+        ([ADMITTED, Save(request=0), VERIFY], "request 0 is saved: restore it first"),
+        ([ADMITTED, Save(request=0), Free(request=0)], "request 0 is saved: restore it first"),
+        ([ADMITTED, Save(request=0), ADMITTED], "request 0 is saved: restore it, or seat another"),
+        ([ADMITTED, Restore(request=0)], "request 0 is not saved: save it first"),
+        (
+            [
+                ADMITTED,
+                Save(request=0),
+                *(Admit(request=r, tag=0) for r in (1, 2, 3)),
+                Restore(request=0),
+            ],
+            "request 0 finds no slot, 3 of 4 are taken",
+        ),
+        ([ADMITTED, VERIFY, Donate(request=0, prefix=0)], "request 0 has the window with tag 1"),
+        ([ADMITTED, Hit(request=1, prefix=0)], "prefix 0 is not kept: donate it first"),
+        ([Evict(prefix=0)], "prefix 0 is not kept: donate it first"),
+        ([ADMITTED, Donate(request=0, prefix=0), VERIFY], "request 0 is not seated"),
+        (
+            [
+                *(Admit(request=r, tag=0) for r in (0, 1)),
+                *(Donate(request=r, prefix=0) for r in (0, 1)),
+            ],
+            "prefix 0 is kept already: evict it first, or use another name",
+        ),
+        (
+            [
+                ADMITTED,
+                Donate(request=0, prefix=0),
+                *(Hit(request=r, prefix=0) for r in (1, 2, 3)),
+            ],
+            "request 3 finds no slot, 3 of 4 are taken .*: free a request, evict a prefix, or",
         ),
         ([ADMITTED, VERIFY, VERIFY], "tag 1 stands for an earlier window: give every"),
         (

@@ -115,6 +115,28 @@ def test_a_fork_goes_on_by_itself(payload: Payload, truth: Truth) -> None:
     assert not np.allclose(truth.expected([8])[0], fork)
 
 
+def test_the_checkpoint_is_remembered(payload: Payload) -> None:
+    """Where checkpoints are marked, a prefix is what was stored last, whatever came since."""
+    truth = Truth(payload.setup, payload.parameters(), 0.0, marks_checkpoints=True)
+    truth.admit(0, payload.state(0, 1).astype(np.float64))
+    truth.commit(window(payload, [0], [3], tag=2), np.array([3]))
+    truth.stored([0])
+    truth.restart([0], truth.expected([0])[0][GLOBAL] + 0.5)
+    stored = truth.expected([0])
+    truth.commit(window(payload, [0], [2], tag=3), np.array([2]))
+    now = truth.expected([0])
+
+    truth.seat(7, truth.take_checkpoint(0))
+    saved = truth.take(0)
+    truth.free(0)
+    truth.seat(0, saved)
+    truth.seat(9, truth.take_checkpoint(0))
+
+    for request, expected in ((7, stored), (0, now), (9, stored)):
+        for got, right in zip(truth.expected([request]), expected, strict=True):
+            assert np.array_equal(got, right)
+
+
 def test_a_place_is_free_again(payload: Payload, truth: Truth) -> None:
     """As many requests as there are slots, over and over; a new one owes nothing."""
     truth.commit(window(payload, [0], [3], tag=2), np.array([3]))
