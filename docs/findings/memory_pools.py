@@ -1,0 +1,150 @@
+"""What each release's own pool allocates, beside what `ringfold.sim.memory` counts.
+
+Each release builds small pools in a process of its own, in the environment that
+`ringfold targets add sglang-pool==RELEASE` makes; every storage that a pool holds is summed up.
+
+    python docs/findings/memory_pools.py docs/results/memory-pools.json
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringfold.fuzz.targets import environments
+from ringfold.sim.memory import LAYOUTS, Layout, Pool, kept
+from ringfold.sim.setup import Geometry
+
+RELEASES = tuple(f"0.5.{patch}" for patch in range(16, 24))
+WORKER = Path(__file__).with_name("memory_pools_worker.py")
+
+# Every axis has a length of its own, so that no two shapes agree by accident.
+SMALL: dict[str, Any] = {
+    "layers": 2,
+    "heads": 3,
+    "value_heads": 6,
+    "k": 5,
+    "v": 7,
+    "conv_width": 4,
+    "window": 4,
+    "running": 9,
+    "slots": 20,
+    "ring": 8,
+    "state_dtype": "float32",
+    "conv_dtype": "bfloat16",
+}
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"conv_dtype": "float32"},
+    {"state_dtype": "bfloat16"},
+    {"conv_width": 3, "window": 2, "ring": 16, "running": 11, "slots": 11},
+)
+MODES = {"off": "no ReplaySSM", "replay": "verify from a ring", "decode": "decode from a ring"}
+POOLS = [{"mode": mode, **SMALL, **change} for mode in MODES for change in CHANGES]
+
+# A release's name for a buffer, where it is not ours with `replayssm_` in front.
+NAMES = {
+    "temporal": "checkpoint",
+    "intermediate_ssm": "snapshots",
+    "intermediate_conv_window_phys": "conv_windows",
+    "spec_write_pos": "write_pos",
+}
+COMPACT_NAMES = {"rawv": "d_low", "rawk": "k_low"}
+
+
+def layout_of(release: str, mode: str) -> Layout:
+    """What `sim.memory` holds this release to keep."""
+    patch = int(release.rpartition(".")[2])
+    verifies = "ring" if patch == 16 else "fold-every-commit" if patch < 20 else "compact"
+    dialect = {"off": "snapshots", "replay": verifies, "decode": "decode-ring"}[mode]
+
+    def covers(releases: str) -> bool:
+        first, _, last = releases.partition("-")
+        return int(first[4:]) <= patch <= int((last or first)[4:])
+
+    return next(
+        layout
+        for layout in LAYOUTS
+        if layout.dialect == dialect and layout.releases[0] == "0" and covers(layout.releases)
+    )
+
+
+def counted(release: str, pool: dict[str, Any]) -> dict[str, int]:
+    """Bytes by buffer as `sim.memory` counts them."""
+    layout = layout_of(release, pool["mode"])
+    sized = Pool(
+        pool["layers"],
+        Geometry(pool["heads"], pool["value_heads"], pool["k"], pool["v"]),
+        pool["conv_width"],
+        pool["window"],
+        pool["running"],
+        pool["slots"],
+        pool["ring"],
+        pool["state_dtype"],
+        pool["conv_dtype"],
+    )
+    return {b.name: kept(b, sized).bytes for b in layout.kept(sized)}
+
+
+def named(release: str, pool: dict[str, Any], found: dict[str, int]) -> dict[str, int]:
+    """A pool's bytes under our names."""
+    compact = layout_of(release, pool["mode"]).dialect == "compact"
+    ours: dict[str, int] = {}
+    for theirs, size in found.items():
+        name = theirs.removeprefix("replayssm_")
+        name = NAMES.get(name, name)
+        ours[COMPACT_NAMES.get(name, name) if compact else name] = size
+    return ours
+
+
+def measured(release: str) -> list[dict[str, int]]:
+    """What the pools of `POOLS` keep in this release, by its own names."""
+    environment = environments.find()
+    assert environment is not None, environments.REMEDY
+    done = subprocess.run(
+        [str(environment.python), str(WORKER)],
+        input=json.dumps(POOLS),
+        env=environments.variables(f"sglang=={release}"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["version"] == release, answer["version"]
+    pools: list[dict[str, int]] = answer["pools"]
+    return pools
+
+
+def text(releases: dict[str, list[dict[str, int]]]) -> str:
+    """JSON with a pool a line."""
+
+    def lines(pools: list[Any]) -> str:
+        return "[\n" + ",\n".join(f"  {json.dumps(pool)}" for pool in pools) + "\n]"
+
+    found = ",\n".join(f"{json.dumps(name)}: {lines(of)}" for name, of in releases.items())
+    return f'{{"pools": {lines(POOLS)},\n"releases": {{\n{found}\n}}}}\n'
+
+
+def main() -> None:
+    """Measure every release and write the file that is named."""
+    releases, different = {}, 0
+    for release in RELEASES:
+        found = measured(release)
+        releases[release] = found
+        for pool, sizes in zip(POOLS, found, strict=True):
+            ours = counted(release, pool)
+            if (theirs := named(release, pool, sizes)) != ours:
+                different += 1
+                print(f"{release} {pool}:\n  theirs {theirs}\n  ours   {ours}")
+        print(f"{release}: {len(found)} pools")
+    Path(sys.argv[1]).write_text(text(releases))
+    print(f"{different} pools differ")
+
+
+if __name__ == "__main__":
+    main()
