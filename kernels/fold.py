@@ -16,6 +16,7 @@ from ringfold.kernels.checks import (
 )
 from ringfold.kernels.state import (
     COMPILE_OPTIONS,
+    TILE_K,
     Tile,
     advance,
     align_bytes,
@@ -28,6 +29,8 @@ from ringfold.kernels.state import (
     unit_rows,
 )
 
+_TILE_K: tl.constexpr = tl.constexpr(TILE_K)
+
 
 @triton.jit
 def store_unit_keys(
@@ -39,7 +42,7 @@ def store_unit_keys(
     there = o_c < count
     k = unit_rows(load_rows(rawk + ((base + o_c) & (L - 1)) * K, K, there), K, NORM)
     for c in tl.static_range(tile_count(K)):
-        o_k = c * 32 + tl.arange(0, 32)
+        o_k = c * _TILE_K + tl.arange(0, _TILE_K)
         mask = there[:, None] & (o_k < K)[None, :]
         tl.store(units + o_c[:, None] * K + o_k[None, :], k[c], mask=mask)
 

@@ -36,6 +36,7 @@ from ringfold.kernels.state import (
     COMPILE_OPTIONS,
     Tile,
     align_bytes,
+    block_k,
     hold,
     load_state,
     store_state,
@@ -45,6 +46,13 @@ from ringfold.kernels.window import plan_kernel
 
 LAUNCH_MODES = ("both", "verify", "flush")
 DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
+
+ORDERED = False
+"""Whether flushing rows are started first (`window.put_on_agenda`)."""
+RING_REGISTERS: int | None = None
+"""What a thread of the ring kernel may take at most; fewer leave room for more programs."""
+PLAN_REGISTERS: int | None = None
+"""The same of the plan."""
 
 
 @triton.jit
@@ -125,7 +133,7 @@ def finish(
 
 @triton.jit(do_not_specialize=["stride_state"])
 def ring_verify_kernel(
-    q, k, v, out, plan, units,
+    q, k, v, out, plan, units, agenda,
     state, d_ring, g_ring, rawv_ring, beta_ring,
     window_start, slots, write_pos, cache_base, is_flush,
     stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o,
@@ -136,7 +144,7 @@ def ring_verify_kernel(
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
     NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_V` rows of one head of one request; grid `(V tiles * HV, rows)`."""
     n_v: tl.constexpr = tl.cdiv(V, BLOCK_V)
@@ -145,9 +153,22 @@ def ring_verify_kernel(
     i_h = i_hv // (HV // H)
     o_v = (tl.program_id(0) % n_v) * BLOCK_V + tl.arange(0, BLOCK_V)
 
-    slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
-    begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
-    length = (tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64) - begin).to(tl.int32)
+    if ORDERED:
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        entry = agenda + i_n * 8
+        i_n = tl.load(entry)
+        slot = tl.load(entry + 1).to(tl.int64)
+        begin = tl.load(entry + 2).to(tl.int64)
+        length = tl.load(entry + 3)
+        count = tl.load(entry + 4)
+        base = tl.load(entry + 5)
+        flush = tl.load(entry + 6) != 0
+    else:
+        slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
+        begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
+        end = tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64)
+        length = (end - begin).to(tl.int32)
     out += begin * stride_o + i_hv * V
     if slot <= NULL:
         if PLAIN:
@@ -156,11 +177,12 @@ def ring_verify_kernel(
                 tl.store(out + t * stride_o + o_v, zero, mask=o_v < V)
         return
     head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
-    flush = tl.load(is_flush + slot) != 0
+    if not ORDERED:
+        flush = tl.load(is_flush + slot) != 0
+        count = tl.load(write_pos + slot)
+        base = tl.load(cache_base + slot)
     if (flush and not FOLDING) or (not flush and not PLAIN):
         return
-    count = tl.load(write_pos + slot)
-    base = tl.load(cache_base + slot)
     q += begin * stride_q + i_h * stride_qh
     k += begin * stride_k + i_h * stride_kh
     v += begin * stride_v + i_hv * stride_vh
@@ -169,7 +191,7 @@ def ring_verify_kernel(
     d_ring += slot * stride_d + i_hv * L * V
     rawv_ring += slot * stride_rawv + i_hv * L * V
 
-    if OVERLAP:
+    if OVERLAP and not ORDERED:
         tl.extra.cuda.gdc_wait()
     # Each branch ends by itself: joined, they would have to wait for the state before they ask
     # for anything else.
@@ -328,26 +350,28 @@ def gdn_replayssm_spec_decode(
     block_l = max(16, L)
     common = dict(
         H=H, HV=HV, K=K, L=L, T=T, BLOCK_L=block_l, BLOCK_T=block_t,
-        BLOCK_K=max(32, triton.next_power_of_2(K)),
+        BLOCK_K=block_k(K),
         NULL=null_block_id,
         FOLDING=launch_mode != "verify", PLAIN=launch_mode != "flush",
-        PRECISION=dot_precision, OVERLAP=overlap, **COMPILE_OPTIONS,
+        PRECISION=dot_precision, OVERLAP=overlap, ORDERED=ORDERED, **COMPILE_OPTIONS,
     )  # fmt: skip
     plan = q.new_empty((rows, HV, 2 + block_t + block_l, 2 * block_t), dtype=torch.float32)
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
+    agenda = q.new_empty((rows, 8), dtype=torch.int32) if ORDERED else None
     group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
-    plan_kernel[(HV // group, rows)](
-        q, k, a, b, A_log, dt_bias, plan, units,
+    plan_kernel[(HV // group + ORDERED, rows)](
+        q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
-        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
+        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows,
         K**-0.5 if scale is None else scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
         k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
-        GROUP=group, NORM=use_qk_l2norm_in_kernel, num_warps=1, **common,
+        GROUP=group, NORM=use_qk_l2norm_in_kernel,
+        num_warps=1, maxnreg=PLAN_REGISTERS, **common,
     )  # fmt: skip
     ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
-        q, k, v, out, plan, units,
+        q, k, v, out, plan, units, agenda,
         checkpoint_state, d_cache, g_cache, rawv_cache, beta_cache,
         query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
@@ -356,7 +380,8 @@ def gdn_replayssm_spec_decode(
         rawv_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
         V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
-        WHOLE=tile.covers(V, K), num_warps=tile.warps, launch_pdl=overlap, **common,
+        WHOLE=tile.covers(V, K),
+        num_warps=tile.warps, maxnreg=RING_REGISTERS, launch_pdl=overlap, **common,
     )  # fmt: skip
     return out
 

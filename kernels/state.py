@@ -25,6 +25,7 @@ TILE_K = 32
 """Columns of state in one register tile: eight lanes with four neighbouring columns each."""
 
 _TILE_K: tl.constexpr = tl.constexpr(TILE_K)
+_HALVINGS: tl.constexpr = tl.constexpr(TILE_K.bit_length() - 1)
 
 COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Handed to every launch.  The compiler may not contract a multiply and an add; where one
@@ -69,8 +70,14 @@ def align_bytes(state: torch.Tensor) -> int:
 
 @triton.constexpr_function
 def tile_count(K: int) -> int:
-    """How many tiles of 32 columns hold K columns."""
+    """How many tiles hold K columns."""
     return -(-K // TILE_K)
+
+
+@triton.constexpr_function
+def block_k(K: int) -> int:
+    """Columns of a whole row, as a dot wants them."""
+    return max(32, triton.next_power_of_2(K))
 
 
 @triton.jit
@@ -137,10 +144,12 @@ def store_state(head, h, o_v, K: tl.constexpr, V: tl.constexpr, WHOLE: tl.conste
 
 @triton.jit
 def whole_state(h, K: tl.constexpr):
-    """The tile as one tensor `[block_v, K rounded up to 32 * 2**n]`, zero past K."""
-    N: tl.constexpr = triton.next_power_of_2(tile_count(K))
+    """The tile as one tensor `[block_v, block_k(K)]`, zero past K."""
+    N: tl.constexpr = block_k(K) // _TILE_K
     for _ in tl.static_range(tile_count(K), N):
         h = h + (tl.zeros_like(h[0]),)
+    if N >= 16:
+        h = _pairs(h, 16)
     if N >= 8:
         h = _pairs(h, 8)
     if N >= 4:
@@ -238,7 +247,7 @@ def unit_rows(x, K: tl.constexpr, NORM: tl.constexpr):
         square = y[0] * y[0]
         for c in tl.static_range(1, tile_count(K)):
             square = tl.fma(y[c], y[c], square)
-        for _ in tl.static_range(5):  # 32 = 2 ** 5 columns
+        for _ in tl.static_range(_HALVINGS):
             even, odd = tl.split(tl.reshape(square, [square.shape[0], square.shape[1] // 2, 2]))
             square = even + odd
         r = inverse_norm(square)

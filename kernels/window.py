@@ -40,22 +40,58 @@ from ringfold.kernels.state import gates, hold, inverse_norm
 
 
 @triton.jit
+def put_on_agenda(
+    agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
+    stride_start, stride_slots, NULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Enter row `i_n` in `agenda [rows, 8]` with all that the ring kernel asks of it.
+
+    Flushing rows come first, since they take longest, and padding comes last.
+    """
+    slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
+    begin = tl.load(window_start + i_n * stride_start).to(tl.int32)
+    end = tl.load(window_start + (i_n + 1) * stride_start).to(tl.int32)
+    there = slot > NULL
+    flush = tl.load(is_flush + slot, mask=there, other=0) != 0
+    count = tl.load(write_pos + slot, mask=there, other=0)
+    base = tl.load(cache_base + slot, mask=there, other=0)
+    turn = tl.where(there, tl.where(flush, 0, 1), 2)
+    place = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, rows, BLOCK):
+        o_n = first + tl.arange(0, BLOCK)
+        other = tl.load(slots + o_n * stride_slots, mask=o_n < rows, other=NULL).to(tl.int64)
+        due = tl.load(is_flush + other, mask=other > NULL, other=0) != 0
+        turns = tl.where(other > NULL, tl.where(due, 0, 1), 2)
+        sooner = (turns < turn) | ((turns == turn) & (o_n < i_n))
+        place += (sooner & (o_n < rows)).to(tl.int32)
+    entry = agenda + tl.sum(place, 0) * 8
+    tl.store(entry, i_n)
+    tl.store(entry + 1, slot.to(tl.int32))
+    tl.store(entry + 2, begin)
+    tl.store(entry + 3, end - begin)
+    tl.store(entry + 4, count)
+    tl.store(entry + 5, base)
+    tl.store(entry + 6, flush.to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["rows"])
 def plan_kernel(
-    q, k, a, b, A_log, dt_bias, plan, units,
+    q, k, a, b, A_log, dt_bias, plan, units, agenda,
     k_ring, g_ring, rawk_ring, beta_ring,
-    window_start, slots, write_pos, cache_base, is_flush,
+    window_start, slots, write_pos, cache_base, is_flush, rows,
     scale,
     stride_q, stride_qh, stride_k, stride_kh, stride_a, stride_b,
     stride_kring, stride_g, stride_rawk, stride_beta, stride_start, stride_slots,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     NORM: tl.constexpr, NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Plan one row for `GROUP` value heads that share a key head; grid `(HV // GROUP, rows)`.
 
     Also writes what of the window's records does not depend on the state (k, raw k, g, beta) and,
-    on a flushing row, the unit keys of the history for the fold.
+    on a flushing row, the unit keys of the history for the fold.  If `ORDERED`, one program more
+    a row enters it in the agenda.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -63,6 +99,12 @@ def plan_kernel(
     first_hv = tl.program_id(0) * GROUP
     i_h = first_hv // (HV // H)
     i_n = tl.program_id(1)
+    if ORDERED and first_hv == HV:
+        put_on_agenda(
+            agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
+            stride_start, stride_slots, NULL, 128,
+        )  # fmt: skip
+        return
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
     begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
     length = (tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64) - begin).to(tl.int32)

@@ -6,11 +6,15 @@ JSON from its argument, prints a list of {kernel, layouts, fma} as JSON.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import sys
 from typing import Any
+
+from ringfold.fuzz.targets.constants import PACKAGE, rewrite_of
+from ringfold.fuzz.targets.loading import rewritten_copies
 
 
 def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Any:
@@ -35,47 +39,62 @@ def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, 
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def row_sum_layouts(compiled: Any, block_v: int) -> list[str]:
-    """The layouts of the tiles `[block_v, 32]` that are summed along their rows."""
+def row_sum_layouts(compiled: Any, block_v: int, columns: int) -> list[str]:
+    """The layouts of the tiles `[block_v, columns]` that are summed along their rows."""
     text = compiled.asm["ttgir"]
     names = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
-    sums = r'"tt\.reduce"\([^)]*\) <\{axis = 1.*?\}\) : \(tensor<(\d+)x32xf32, (#\w+)>\)'
+    sums = r'"tt\.reduce"\([^)]*\) <\{axis = 1.*?\}\) : \(tensor<(\d+)x(\d+)xf32, (#\w+)>\)'
     found = re.findall(sums, text, re.DOTALL)
-    return sorted({names[layout] for rows, layout in found if int(rows) == block_v})
+    shape = (str(block_v), str(columns))
+    return sorted({names[layout] for *sizes, layout in found if tuple(sizes) == shape})
+
+
+MODULES = ("state", "ring", "recurrent", "fold")
 
 
 def report(
-    name: str, K: int, V: int, L: int, act: str, snapshot: str, align: int | None = None
+    name: str,
+    K: int,
+    V: int,
+    L: int,
+    act: str,
+    snapshot: str,
+    align: int | None = None,
+    changes: str = "",
 ) -> dict[str, Any]:
-    """Compile one kernel for one geometry."""
-    import triton
-
-    from ringfold.kernels.fold import fold_kernel
-    from ringfold.kernels.recurrent import recurrent_kernel
-    from ringfold.kernels.ring import ring_verify_kernel
-    from ringfold.kernels.state import Tile
-
-    tile = Tile.of(V, K)
-    kernel = {"ring": ring_verify_kernel, "recurrent": recurrent_kernel, "fold": fold_kernel}[name]
+    """Compile one kernel for one geometry, with the constants that `changes` names changed."""
+    rewrite = rewrite_of(changes)
+    if rewrite is None:
+        modules = [importlib.import_module(f"{PACKAGE}.{module}") for module in MODULES]
+    else:
+        modules = rewritten_copies(PACKAGE, MODULES, rewrite, changes)
+    state, ring, recurrent, fold = modules
+    kernel = {
+        "ring": ring.ring_verify_kernel,
+        "recurrent": recurrent.recurrent_kernel,
+        "fold": fold.fold_kernel,
+    }[name]
+    tile = state.Tile.of(V, K)
     floats = ("q", "k", "v", "a", "b", "out", "d_ring", "rawv_ring", "rawk_ring")
     fp32 = ("A_log", "dt_bias", "state", "g_ring", "beta_ring", "plan", "units")
-    ints = ("window_start", "slots", "write_pos", "cache_base", "snapshot_rows", "walked")
+    ints = ("window_start", "slots", "write_pos", "cache_base", "snapshot_rows", "walked", "agenda")
     types = dict.fromkeys(floats, f"*{act}") | dict.fromkeys(fp32, "*fp32")
     types |= dict.fromkeys(ints, "*i32") | {"is_flush": "*i8", "snapshots": f"*{snapshot}"}
     align = align or (16 if K % 4 == 0 else 8 if K % 2 == 0 else 4)
     constants = {
         "H": 2, "HV": 4, "K": K, "V": V, "L": L, "T": 4,
         "BLOCK_V": tile.block_v, "BLOCK_L": max(16, L), "BLOCK_T": 4,
-        "BLOCK_K": max(32, triton.next_power_of_2(K)),
+        "BLOCK_K": state.block_k(K),
         "ALIGN": align, "UNIT": align // 4, "NORM": True, "NULL": 0, "WHOLE": tile.covers(V, K),
         "FOLDING": True, "PLAIN": True, "PRECISION": "tf32", "OVERLAP": True,
+        "ORDERED": ring.ORDERED,
         "OUTPUT": True, "SNAPSHOTS": True, "UPDATE": True, "WALKED": True, "warps": tile.warps,
     }  # fmt: skip
     compiled = compile_for_hopper(kernel, types, constants)
     ptx = compiled.asm["ptx"]
     return {
         "kernel": name,
-        "layouts": row_sum_layouts(compiled, tile.block_v),
+        "layouts": row_sum_layouts(compiled, tile.block_v, state.TILE_K),
         "fma": len(re.findall(r"\bfma\.rn\.f32\b", ptx)),
     }
 

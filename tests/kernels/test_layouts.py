@@ -55,12 +55,19 @@ def compiled(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return reports
 
 
+ALTERNATIVE = "+TILE_K=16+ORDERED=True"
+"""Constants that docs/kernels.md proposes to change."""
+
+
 @pytest.mark.parametrize(
-    ("K", "V", "L"), QUICK + [pytest.param(*x, marks=pytest.mark.slow) for x in MANY]
+    ("K", "V", "L", "changes"),
+    [(*x, "") for x in QUICK]
+    + [pytest.param(*x, "", marks=pytest.mark.slow) for x in MANY]
+    + [pytest.param(*x, ALTERNATIVE, marks=pytest.mark.slow) for x in QUICK + MANY],
 )
-def test_all_kernels_sum_a_row_in_one_layout(K: int, V: int, L: int) -> None:
+def test_all_kernels_sum_a_row_in_one_layout(K: int, V: int, L: int, changes: str) -> None:
     """One layout in each kernel, and the same in all; every product that may fuse is told so."""
-    shape = {"K": K, "V": V, "L": L}
+    shape = {"K": K, "V": V, "L": L, "changes": changes}
     cases = [shape | {"name": n, "act": a, "snapshot": s} for n, a, s in KERNELS]
 
     reports = compiled(cases)
