@@ -1,0 +1,1 @@
+"""Which flags a server is started with, what it then does, and whether that is safe."""
