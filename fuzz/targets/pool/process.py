@@ -161,23 +161,24 @@ class WorkerProcess:
         return " / ".join([line for line in lines if line][-LINES:]) or "none"
 
 
-PACKAGE: Final = __name__.rpartition(".")[0]
+TARGETS: Final = "ringfold.fuzz.targets"
+"""The package whose modules a worker sees, by the names that they have here."""
 
 
-def command(python: Path, module: str, folder: Path = Path(__file__).parent) -> list[str]:
-    """How to run a module of this package, or of another folder in its place, as a program.
+def command(python: Path, module: str, *arguments: str) -> list[str]:
+    """How to run the `main` of a module of `TARGETS` as a program.
 
-    The packages around it are empty there: its files import each other by the names that they have
-    here, and neither they nor what they import can meet another file of ringfold.
+    The packages around it are empty there, so that neither it nor what it imports can meet another
+    file of ringfold, or need one.
     """
     start = (
         "import importlib, sys, types\n"
-        f"parts = {PACKAGE.split('.')}\n"
+        f"parts = {TARGETS.split('.')}\n"
         "for i in range(len(parts)):\n"
         "    package = types.ModuleType('.'.join(parts[: i + 1]))\n"
         "    package.__path__ = []\n"
         "    sys.modules[package.__name__] = package\n"
-        "package.__path__ = [sys.argv[1]]\n"
-        f"importlib.import_module('{PACKAGE}.{module}').main()\n"
+        "package.__path__ = [sys.argv.pop(1)]\n"
+        f"importlib.import_module('{TARGETS}.{module}').main()\n"
     )
-    return [str(python), "-P", "-c", start, str(folder)]
+    return [str(python), "-P", "-c", start, str(Path(__file__).parents[1]), *arguments]

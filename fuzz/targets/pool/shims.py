@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 SCATTERS = ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask")
+_forever = contextlib.ExitStack()
 FOLDS = (
     "sglang.kernels.ops.attention.fla.gdn_replayssm_spec_fold",
     "sglang.kernels.ops.attention.linear.gdn_replayssm_spec_fold",
@@ -31,6 +32,12 @@ def prepare() -> None:
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         )
+    os.environ["TRITON_INTERPRET"] = "1"
+    from ringfold.fuzz.targets import fast_triton
+
+    _forever.enter_context(
+        fast_triton.standing_in([one for one in fast_triton.STAND_INS if one.fits()])
+    )
     _boolean_masks()
 
 
@@ -133,7 +140,6 @@ def _castable_range(*bounds: Any) -> Iterator[_Step]:
 
 def _boolean_masks() -> None:
     """Newer interpreters refuse masks that a comparison of scalars made integers."""
-    os.environ["TRITON_INTERPRET"] = "1"
     import numpy as np
     from triton.runtime.interpreter import InterpreterBuilder
 

@@ -102,7 +102,7 @@ def worker_of(release: str) -> WorkerProcess:
             raise WorkerError(
                 f"{release}: there is no environment to import it in; type {environments.REMEDY}"
             )
-        start = command(environment.python, "worker")
+        start = command(environment.python, "pool.worker")
         _workers[release] = WorkerProcess(release, start, environments.variables(release))
         atexit.register(_workers[release].close)
     return _workers[release]
