@@ -232,7 +232,7 @@ def worker(release: str) -> Iterator[Worker]:
         raise environments.BuildError(
             f"no environment to import SGLang in: type `{environments.REMEDY}`"
         )
-    variables = environments.variables(release, Path(environments.__file__).parent / "pool")
+    variables = environments.variables(release)
     program = Path(__file__).parent / "worker.py"
     with tempfile.TemporaryDirectory() as folder:
         models, said = Path(folder), Path(folder) / "said"

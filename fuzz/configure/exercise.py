@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import torch
 
-shims: Any = importlib.import_module("shims")  # those of the pool targets, by the path
-Loose = shims.Permissive
+standins: Any = importlib.import_module("standins")  # it lies beside this file
+Loose = standins.Loose
 
 REQUESTS: Final = 4
 TOLERANCES: Final = {"torch.float32": 2e-5, "torch.float16": 3e-2}
@@ -231,8 +231,7 @@ def build(arguments: Any, model_config: Any) -> tuple[Any, Any]:
             facts[name] = getattr(architecture, name)(model_config)
     for name, value in facts.items():
         object.__setattr__(maker, name, value)
-    empty = lambda shape, dtype: torch.empty(shape, dtype=dtype)  # noqa: E731
-    with shims.Allocating(empty), _recorded() as calls:
+    with standins.OnCpu(), _recorded() as calls:
         pool = maker._build_req_to_token_pool(max_num_reqs=REQUESTS)
         off = {n: False if n in FLAGS else value for n, value in calls[-1].items()}
         return pool, type(pool)(**off)
@@ -498,8 +497,7 @@ def run(
     """Everything that the resolved arguments make a server do; see the module."""
     found: dict[str, Any] = {"stage": "pool", "events": []}
     try:
-        vars(torch.cpu).setdefault("device", lambda _: contextlib.nullcontext())
-        shims.apply()
+        standins.before_running()
         module = importlib.import_module("sglang.srt.server_args")
         module.set_global_server_args_for_scheduler(arguments)
         parallel = importlib.import_module("sglang.srt.distributed.parallel_state")

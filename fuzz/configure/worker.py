@@ -26,7 +26,6 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 PREDICATES: Final = (
@@ -114,7 +113,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def load() -> Any:
     """Import the release on `sys.path`; returns its `sglang.srt.server_args`."""
-    importlib.import_module("shims").prepare()
+    importlib.import_module("standins").before_import()
     server_args = importlib.import_module("sglang.srt.server_args")
     importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
     return server_args
@@ -199,7 +198,6 @@ def answer(
         return {**found, "refused": exception(error)}
     found["resolved"] = {name: getattr(resolved, name, None) for name in REPORTED}
     if job["exercise"]:
-        sys.path.insert(0, str(Path(__file__).parent))
         exercise = importlib.import_module("exercise")
         found.update(exercise.run(arguments, resolved, exception))
     return found
