@@ -23,8 +23,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from ringfold.fuzz import failures
+from ringfold.fuzz import legality
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.generate import Plan, history, windows
+from ringfold.fuzz.legality import Class
 from ringfold.fuzz.shrink import Shrunk
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
@@ -92,6 +94,8 @@ class Finding(msgspec.Struct):
     digest: str = ""
     """Of the shrunk trace: findings of one target that share it are one."""
     steps: int = 0
+    legality: Class | None = None
+    """Who can meet it; none where the target is no release."""
 
 
 class Tally(msgspec.Struct):
@@ -488,10 +492,11 @@ class Campaign:
                 trace=str(path),
                 reproduce=failures.reproduce(path, target, self.device),
                 flaky=walked.flaky,
+                legality=legality.classify(failure),
             )
             self.firsts[key] = failure
         known.histories += 1
-        self.report.findings = list(self.findings.values())
+        self._rank_findings()
 
     def _shrink_findings(self, on_progress: Callable[[Report, int, float], None]) -> None:
         """Shrink the first finding of each kind; those that become one trace become one finding."""
@@ -520,7 +525,13 @@ class Campaign:
             finding.found, finding.trace = finding.trace, written.trace
             finding.sentence, finding.reproduce = written.sentence, written.reproduce
             finding.digest, finding.steps = written.digest, written.steps
-        self.report.findings = list(self.findings.values())
+            finding.legality = legality.classify(shrunk.trace)
+        self._rank_findings()
+
+    def _rank_findings(self) -> None:
+        """What a user of a server can meet comes first."""
+        found = self.findings.values()
+        self.report.findings = sorted(found, key=lambda finding: legality.rank(finding.legality))
 
     def _conclude(self) -> None:
         """What the run leaves open."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ringfold.fuzz.known import KnownFailure
+from ringfold.fuzz.legality import Class, classify
 from ringfold.fuzz.mismatch import Mismatch, failed_checks
 from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError, resolve
@@ -50,6 +51,8 @@ class Replayed(msgspec.Struct):
     mismatches: list[Mismatch] = []
     windows: int = 0
     largest: dict[str, float] = {}
+    legality: Class | None = None
+    """Who can meet what the trace does; none where the target is no release."""
 
 
 def replay(
@@ -80,6 +83,7 @@ def judge(
         mismatches=verdict.mismatches,
         windows=verdict.windows,
         largest=verdict.largest,
+        legality=classify(trace, name),
     )
     before = failed_checks(trace.seen)
     now = failed_checks(map(msgspec.to_builtins, verdict.mismatches))

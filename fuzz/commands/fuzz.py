@@ -145,6 +145,8 @@ def _show_report(report: Report) -> None:
         more = f" (in {finding.histories} histories)" if finding.histories > 1 else ""
         flaky = " It did not repeat." if finding.flaky else ""
         out.print(f"{finding.target}: {finding.sentence}{flaky}{more}", markup=False)
+        if finding.legality is not None:
+            out.print(str(finding.legality), markup=False)
         out.print(finding.reproduce, markup=False)
     for reason in report.inconclusive:
         out.print(f"inconclusive: {reason}", markup=False)

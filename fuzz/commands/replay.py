@@ -80,6 +80,8 @@ def _show_replayed(one: Replayed) -> None:
     out.print(f"{one.outcome.value:7} {one.trace}{on}: {one.account}", markup=False)
     for mismatch in one.mismatches[1:]:
         out.print(f"        {mismatch.sentence()}", markup=False)
+    if one.mismatches and one.legality is not None:
+        out.print(f"        {one.legality}", markup=False)
     if one.changed:
         out.print(f"      > {one.changed}", markup=False)
 
