@@ -23,10 +23,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from ringfold.fuzz import failures
-from ringfold.fuzz import legality
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.generate import Plan, history, windows
-from ringfold.fuzz.legality import Class
+from ringfold.fuzz.legality import Class, classify, rank
 from ringfold.fuzz.shrink import Shrunk
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
@@ -492,7 +491,7 @@ class Campaign:
                 trace=str(path),
                 reproduce=failures.reproduce(path, target, self.device),
                 flaky=walked.flaky,
-                legality=legality.classify(failure),
+                legality=classify(failure),
             )
             self.firsts[key] = failure
         known.histories += 1
@@ -525,13 +524,13 @@ class Campaign:
             finding.found, finding.trace = finding.trace, written.trace
             finding.sentence, finding.reproduce = written.sentence, written.reproduce
             finding.digest, finding.steps = written.digest, written.steps
-            finding.legality = legality.classify(shrunk.trace)
+            finding.legality = classify(shrunk.trace)
         self._rank_findings()
 
     def _rank_findings(self) -> None:
         """What a user of a server can meet comes first."""
         found = self.findings.values()
-        self.report.findings = sorted(found, key=lambda finding: legality.rank(finding.legality))
+        self.report.findings = sorted(found, key=lambda finding: rank(finding.legality))
 
     def _conclude(self) -> None:
         """What the run leaves open."""
