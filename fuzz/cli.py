@@ -18,6 +18,7 @@ from ringfold import __version__
 from ringfold.fuzz.commands.bench import bench
 from ringfold.fuzz.commands.bisect import bisect
 from ringfold.fuzz.commands.compare import compare
+from ringfold.fuzz.commands.configuration import configuration_app
 from ringfold.fuzz.commands.drift import drift
 from ringfold.fuzz.commands.explain import explain
 from ringfold.fuzz.commands.explore import explore
@@ -58,6 +59,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(targets_app, name="targets")
+app.add_typer(configuration_app, name="configuration")
 for command in (
     fuzz,
     replay,
