@@ -135,7 +135,8 @@ def check(
             out.print(f"SGLang {release} takes these flags.", markup=False)
         for hazard in verdict.hazards:
             out.print(
-                f"unsafe: {hazard.name}; {hazard.reason}. It takes {hazard.event}.", markup=False
+                f"unsafe: {hazard.name}; {hazard.reason}. It happens when {hazard.event}.",
+                markup=False,
             )
         if verdict.safe:
             way = verdict.serving.fallback or "windows are verified from records"
@@ -155,8 +156,8 @@ def parse(arguments: list[str], facts: dict[str, str]) -> Configuration:
         elif flag in DRAFTS:
             drafts[DRAFTS[flag]] = _number(flag, value)
         elif flag in VALUES:
-            name, value = VALUES[flag], ALIASES.get(flag, {}).get(value, value)
-            given[name] = _number(flag, value) if name in ("breadth", "ring", "page") else value
+            name, said = VALUES[flag], ALIASES.get(flag, {}).get(value, value)
+            given[name] = _number(flag, said) if name in ("breadth", "ring", "page") else said
         else:
             known = ", ".join(sorted([*SWITCHES, *VALUES, *DRAFTS]))
             raise typer.BadParameter(f"{flag} plays no part in replay. These do: {known}")
@@ -250,7 +251,7 @@ def _show(found: Comparison) -> None:
         out.print()
         out.print(
             f"{name}: in {entry['accepted']} configurations that are accepted. {hazard.reason}; "
-            f"it takes {hazard.event}.",
+            f"it happens when {hazard.event}.",
             markup=False,
         )
         if shown := entry["shown"]:

@@ -27,7 +27,7 @@ class Hazard(NamedTuple):
     name: str
     reason: str
     event: str
-    """What has to happen in the server."""
+    """What has to happen in the server, as *when ...*."""
     crashes: bool
     """Whether the server dies of it, rather than go on with another state."""
     when: Callable[[Serving, Release], bool]
@@ -101,21 +101,21 @@ HAZARDS: Final = (
     Hazard(
         "a tree is verified as a chain",
         "the window's records and its triangle know one parent for each token, the one before it",
-        "a verify whose draft branches",
+        "a draft branches",
         crashes=False,
         when=lambda s, r: s.replays and s.width > 1,
     ),
     Hazard(
         "a window does not fit behind its history",
         "records that find no room are dropped, or lie over live ones",
-        "a verify, after commits that left more records than it leaves room for",
+        "commits have left more records than a window leaves room for",
         crashes=False,
         when=lambda s, r: s.replays and overflows(s.protocol, s.ring, s.counts) is not None,
     ),
     Hazard(
         "a ring that no mask can wrap",
         "a record's row is found by and-ing with L - 1, which wraps at powers of two only",
-        "the first verify",
+        "the first window is verified",
         crashes=True,
         when=lambda s, r: (
             s.replays
@@ -133,21 +133,21 @@ HAZARDS: Final = (
     Hazard(
         "waiting records stay behind",
         "the copy to host memory holds the checkpoint; the records wait in the place that is left",
-        "a retraction on a decode server",
+        "a decode server retracts a request",
         crashes=False,
         when=lambda s, r: s.to_host and lags(s),
     ),
     Hazard(
         "a prefix is kept with a state that is behind it",
         "the slot of a finished request lacks the waiting records, its key counts their tokens",
-        "a request finishes, another one starts with its tokens",
+        "a request finishes and another one starts with its tokens",
         crashes=False,
         when=lambda s, r: s.donates and lags(s) and not (s.protocol.plain or r.shortens_donation),
     ),
     Hazard(
         "a prefix is kept with a state that nobody stored",
         "the commit moves cursors and leaves the second slot as it was",
-        "a window crosses the track interval, another request starts with these tokens",
+        "a window crosses the track interval and another request starts with these tokens",
         crashes=False,
         when=lambda s, r: (
             s.tracks and (s.protocol.plain or (s.replays and not s.kda and not r.tracks))
@@ -156,7 +156,7 @@ HAZARDS: Final = (
     Hazard(
         "records are narrower than what they record",
         "the fold replays rounded inputs, so the checkpoint is not the recurrence's",
-        "every fold",
+        "records are folded",
         crashes=False,
         when=lambda s, r: (
             s.replays and r.dialect != "compact" and loses_bits(s.activation, s.record)
@@ -165,14 +165,14 @@ HAZARDS: Final = (
     Hazard(
         "the drafting worker commits snapshots",
         "it calls the scatter of snapshots itself, and a pool that replays has none",
-        "the first commit",
+        "the first window is committed",
         crashes=True,
         when=lambda s, r: s.replays and s.block_diffusion and not s.kda,
     ),
     Hazard(
         "two protocols move one ring",
         "plain decoding and verification both claim its rows, each by cursors of its own",
-        "a plain step between two windows",
+        "a plain step comes between two windows",
         crashes=False,
         when=lambda s, r: s.shares_ring and s.replays and not s.kda,
     ),
