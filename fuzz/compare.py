@@ -278,7 +278,7 @@ def compare(
         bits: whether a bit is enough.
         seed: for the report.
         device: of both.
-        seconds_max: no history starts after so many seconds.
+        seconds_max: the first walk of a history ends after so many seconds.
         windows_max: or after so many row-windows.
         folder: where explicit tensors of the traces lie.
         run_dir: where failures/ goes; None writes nothing.
@@ -303,7 +303,7 @@ def compare(
         try:
             setups = [_setup_on(target, trace.setup) for target in (one, other)]
             validate(msgspec.structs.replace(trace, setup=setups[1]))
-            walks = [record(trace, target, folder, out_of_time) for target in (one, other)]
+            walks = _both(trace, (one, other), folder, out_of_time)
         except (SetupError, TraceError, RefusedError) as error:
             left_out[str(error).partition(":")[0]] += 1
             continue
@@ -327,6 +327,29 @@ def compare(
         report.identities = {target.name: dict(target.identity()) for target in (one, other)}
     report.inconclusive = list(_open_questions(report, may_fold))
     return report
+
+
+def _both(
+    trace: Trace, targets: Sequence[Target], folder: Path, out_of_time: Callable[[], bool]
+) -> list[Recorded]:
+    """Walk a trace on one target and as far on the other, even if time is out by then."""
+    reached = 0
+
+    def leads() -> bool:
+        nonlocal reached
+        ends = out_of_time()
+        reached += not ends
+        return ends
+
+    def follows() -> bool:
+        nonlocal reached
+        reached -= 1
+        return reached < 0
+
+    return [
+        record(trace, target, folder, hook)
+        for target, hook in zip(targets, (leads, follows), strict=True)
+    ]
 
 
 def _open_questions(report: Report, may_fold: Sequence[bool]) -> Iterator[str]:

@@ -230,6 +230,7 @@ LAYOUTS: Final = (
         Budget(1, drafts=False, rings=True),
     ),
     Layout("open-loop", "no release", speculative("open-loop")),
+    Layout("linear-cache", "no release", speculative("linear-cache")),
     Layout(
         "decode-ring",
         "0.5.16",

@@ -114,7 +114,7 @@ class TestDivergence:
         """Whichever stands first; and with the oracle's own sentence."""
         walks = [record(trace_of(), resolve("sim")), record(trace_of(), simulated("lost", Lost))]
 
-        found = divergence(*(walks[::-1] if swapped else walks))
+        found = divergence(walks[swapped], walks[not swapped])
 
         assert found is not None
         assert [bool(said) for said in found.oracle] == [swapped, not swapped]
@@ -143,7 +143,7 @@ class TestDivergence:
         walks = [record(trace_of(), simulated(name, Lost)) for name in ("a", "b")]
 
         assert walks[0].verdict.mismatches
-        assert divergence(*walks, bits=True) is None
+        assert divergence(walks[0], walks[1], bits=True) is None
 
 
 class TestCompare:
@@ -195,7 +195,7 @@ class TestCompare:
         assert kept.expected == "agree"
         assert Path(report.trace).parent.name.startswith("differ-")
         assert all(not walk.verdict.mismatches for walk in walks)
-        again = divergence(*walks, bits=True)
+        again = divergence(walks[0], walks[1], bits=True)
         assert again is not None
         assert again.operation == report.divergence.operation
 
