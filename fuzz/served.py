@@ -11,12 +11,13 @@ from typing import Final
 
 from ringfold.fuzz import trace as ops
 from ringfold.fuzz.frame import Dead
-from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.dialects import DIALECTS, VERIFIERS, protocol_of
 from ringfold.sim.engine import events
 from ringfold.sim.engine.scheduler import Engine
 from ringfold.sim.engine.workload import Workload
-from ringfold.sim.setup import Setup, require
+from ringfold.sim.setup import Dtypes, Geometry, Setup, require
 
+DEFAULT: Final = Dtypes()
 PROFILE: Final = "slow-decay"
 """Strong forgetting would hide who read what another one left."""
 
@@ -33,24 +34,18 @@ ALIKE: Final[Mapping[type, Callable[..., ops.Operation]]] = {
 GIVES_BACK: Final = (events.Evict, events.Save, events.Free)
 
 
-def slots(load: Workload) -> int:
-    """Slots of the pool that serves `load`, the null slot included."""
-    return load.running + load.cached + 1
-
-
-def served(load: Workload, setup: Setup) -> ops.Trace:
-    """The history of serving `load` with the cursors of `setup`, whose slots are the load's.
+def served(load: Workload, dialect: str, geometry: Geometry, dtypes: Dtypes = DEFAULT) -> ops.Trace:
+    """The history of serving `load` with the cursors of `dialect`, in a pool of the load's size.
 
     Raises:
-        SetupError: the setup's ring, window or slots are not the load's, or a trace has no names
-            for so many requests.
+        SetupError: no such setup can be, or a trace has no names for so many requests.
     """
-    for what, value in (("ring", load.ring), ("window", load.window), ("slots", slots(load))):
-        found = getattr(setup, what)
-        require(found == value, f"setup.{what}", found, f"{value}", "it is the workload's")
     most = ops.REQUEST_MAX + 1
     require(load.requests <= most, "requests", load.requests, f"at most {most}", "serve fewer")
-    happened = Engine(load, DIALECTS[setup.dialect], protocol_of(setup)).run()
+    slots = load.running + load.cached + 1  # the null slot
+    window = load.window if dialect in VERIFIERS else 1
+    setup = Setup(dialect, geometry, load.ring, window, slots, dtypes=dtypes)
+    happened = Engine(load, DIALECTS[dialect], protocol_of(setup)).run()
     return ops.Trace(
         setup=setup,
         payload=ops.PayloadSpec(seed=load.seed, profile=PROFILE),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfold.fuzz.targets import environments
-from ringfold.sim.memory import LAYOUTS, Layout, Pool, kept
+from ringfold.sim.memory import LAYOUTS, Layout, Pool, account, kept
 from ringfold.sim.setup import Geometry
 
 RELEASES = tuple(f"0.5.{patch}" for patch in range(16, 24))
@@ -72,10 +72,9 @@ def layout_of(release: str, mode: str) -> Layout:
     )
 
 
-def counted(release: str, pool: dict[str, Any]) -> dict[str, int]:
-    """Bytes by buffer as `sim.memory` counts them."""
-    layout = layout_of(release, pool["mode"])
-    sized = Pool(
+def sized(pool: dict[str, Any]) -> Pool:
+    """The same pool for `sim.memory`."""
+    return Pool(
         pool["layers"],
         Geometry(pool["heads"], pool["value_heads"], pool["k"], pool["v"]),
         pool["conv_width"],
@@ -86,7 +85,18 @@ def counted(release: str, pool: dict[str, Any]) -> dict[str, int]:
         pool["state_dtype"],
         pool["conv_dtype"],
     )
-    return {b.name: kept(b, sized).bytes for b in layout.kept(sized)}
+
+
+def counted(release: str, pool: dict[str, Any]) -> dict[str, int]:
+    """Bytes by buffer as `sim.memory` counts them."""
+    ours = sized(pool)
+    return {b.name: kept(b, ours).bytes for b in layout_of(release, pool["mode"]).kept(ours)}
+
+
+def charged(release: str, pool: dict[str, Any]) -> int | None:
+    """What `sim.memory` says that the release's sizing charges for a ring of one slot or request."""
+    one = account(layout_of(release, pool["mode"]), sized(pool))
+    return one.rings_bytes_per_slot + one.rings_bytes_per_request if one.rings_in_budget else None
 
 
 def named(release: str, pool: dict[str, Any], found: dict[str, int]) -> dict[str, int]:
@@ -100,8 +110,8 @@ def named(release: str, pool: dict[str, Any], found: dict[str, int]) -> dict[str
     return ours
 
 
-def measured(release: str) -> list[dict[str, int]]:
-    """What the pools of `POOLS` keep in this release, by its own names."""
+def measured(release: str) -> dict[str, Any]:
+    """What the pools of `POOLS` keep in this release, by its own names, and what it charges."""
     environment = environments.find()
     assert environment is not None, environments.REMEDY
     done = subprocess.run(
@@ -114,19 +124,21 @@ def measured(release: str) -> list[dict[str, int]]:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["version"] == release, answer["version"]
-    pools: list[dict[str, int]] = answer["pools"]
-    return pools
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert answer.pop("version") == release
+    return answer
 
 
-def text(releases: dict[str, list[dict[str, int]]]) -> str:
+def text(releases: dict[str, dict[str, Any]]) -> str:
     """JSON with a pool a line."""
 
     def lines(pools: list[Any]) -> str:
         return "[\n" + ",\n".join(f"  {json.dumps(pool)}" for pool in pools) + "\n]"
 
-    found = ",\n".join(f"{json.dumps(name)}: {lines(of)}" for name, of in releases.items())
+    found = ",\n".join(
+        f'{json.dumps(name)}: {{"charged": {json.dumps(of["charged"])}, "pools": {lines(of["pools"])}}}'
+        for name, of in releases.items()
+    )
     return f'{{"pools": {lines(POOLS)},\n"releases": {{\n{found}\n}}}}\n'
 
 
@@ -134,14 +146,13 @@ def main() -> None:
     """Measure every release and write the file that is named."""
     releases, different = {}, 0
     for release in RELEASES:
-        found = measured(release)
-        releases[release] = found
-        for pool, sizes in zip(POOLS, found, strict=True):
-            ours = counted(release, pool)
-            if (theirs := named(release, pool, sizes)) != ours:
+        found = releases[release] = measured(release)
+        for pool, sizes, charge in zip(POOLS, found["pools"], found["charged"], strict=True):
+            theirs = named(release, pool, sizes), charge
+            if (ours := (counted(release, pool), charged(release, pool))) != theirs:
                 different += 1
                 print(f"{release} {pool}:\n  theirs {theirs}\n  ours   {ours}")
-        print(f"{release}: {len(found)} pools")
+        print(f"{release}: {len(found['pools'])} pools")
     Path(sys.argv[1]).write_text(text(releases))
     print(f"{different} pools differ")
 

@@ -1,7 +1,8 @@
 """Runs inside a release's own environment: builds its pools, prints the bytes of their tensors.
 
 Standard input: a JSON list of pools (see `memory_pools.py`). Standard output: a JSON object with
-the release's version and, for each pool, the bytes of each storage by the attribute that holds it.
+the release's version and, for each pool, the bytes of each storage by the attribute that holds it
+and what the release's sizing charges for a ring.
 """
 
 import inspect
@@ -40,10 +41,10 @@ class OnCpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def build(pool):
-    """The release's pool, by its own constructor."""
+def params_of(pool):
+    """Shapes and dtypes of a pool's layers."""
     conv, state = (getattr(torch, pool[name]) for name in ("conv_dtype", "state_dtype"))
-    params = Mamba2CacheParams(
+    return Mamba2CacheParams(
         shape=Mamba2StateShape.create(
             tp_world_size=1,
             intermediate_size=pool["value_heads"] * pool["v"],
@@ -56,6 +57,10 @@ def build(pool):
         layers=list(range(pool["layers"])),
         dtype=Mamba2StateDType(conv=conv, temporal=state),
     )
+
+
+def build(pool):
+    """The release's pool, by its own constructor."""
     takes = inspect.signature(HybridReqToTokenPool.__init__).parameters
     spec = next(n for n in takes if n.endswith("replayssm_spec") and n.startswith("enable"))
     drafts = pool["mode"] != "decode"
@@ -66,7 +71,7 @@ def build(pool):
         "max_context_len": 64,
         "device": "cpu",
         "enable_memory_saver": False,
-        "cache_params": params,
+        "cache_params": params_of(pool),
         "mamba_layer_ids": list(range(pool["layers"])),
         "enable_mamba_extra_buffer": False,
         "speculative_num_draft_tokens": pool["window"] if drafts else None,
@@ -108,8 +113,22 @@ def measured(pool):
     return found
 
 
+def charged(pool):
+    """What the release's sizing charges for one ring, if it knows of any."""
+    charge = getattr(params_of(pool), "replayssm_ring_bytes_per_req", None)
+    if charge is None or pool["mode"] != "replay":
+        return None
+    by_request = getattr(build(pool), "replayssm_spec_write_pos", None) is not None
+    return charge(record_len=pool["ring" if by_request else "window"])
+
+
 set_global_server_args_for_scheduler(
     ServerArgs(model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton")
 )
-answer = {"version": sglang.__version__, "pools": [measured(p) for p in json.load(sys.stdin)]}
+pools = json.load(sys.stdin)
+answer = {
+    "version": sglang.__version__,
+    "pools": [measured(pool) for pool in pools],
+    "charged": [charged(pool) for pool in pools],
+}
 print("\n" + json.dumps(answer))

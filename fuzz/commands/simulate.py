@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,15 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
+from ringfold.fuzz.commands.options import geometry_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.sim.dialects import DIALECTS, VERIFIERS
+from ringfold.fuzz.served import served
+from ringfold.fuzz.trace import Decode, Verify, save
+from ringfold.sim.dialects import DIALECTS, RING_DIALECT, VERIFIERS
 from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool, pool_of
 from ringfold.sim.presets import PRESETS
-from ringfold.sim.setup import require
+from ringfold.sim.setup import Dtypes, Geometry, require
 from ringfold.sim.traffic import Prediction, predict, recommended
 
 H200_TERABYTES = 4.2
@@ -29,6 +33,15 @@ class Sweep(msgspec.Struct, frozen=True):
     window: int
     predictions: list[Prediction]
     recommended_ring: int
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A workload as a trace."""
+
+    trace: str
+    operations: dict[str, int]
+    windows: int
+    """Row-windows of a walk that owns all of these operations."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -68,18 +81,65 @@ def simulate(
     conv_dtype: Annotated[str, typer.Option(help="Of activations and records.")] = "bfloat16",
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks that share the heads.")] = 1,
     seed: Annotated[int, typer.Option(help="Decides what is accepted.", min=0)] = 0,
+    prompt: Annotated[int, typer.Option(help="Longest prompt, in new tokens.")] = 1,
+    chunk: Annotated[int, typer.Option(help="Tokens of a prompt that a step prefills.")] = 2048,
+    samples: Annotated[int, typer.Option(help="Requests that answer each prompt: forks.")] = 1,
+    turns: Annotated[int, typer.Option(help="Prompts of a conversation: prefix hits.")] = 1,
+    cached: Annotated[int, typer.Option(help="States kept for a prefix cache besides.")] = 0,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens that the attention cache holds: beyond it, retractions. [all]"),
+    ] = None,
+    gap: Annotated[float, typer.Option(help="Mean steps between conversations.")] = 0.0,
+    aborts: Annotated[float, typer.Option(help="Chance that a client leaves in a window.")] = 0.0,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Drafts follow what is accepted, down to none.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the workload as a trace, predict nothing."),
+    ] = None,
+    dialect: Annotated[
+        str, typer.Option(help=f"Of the trace: {', '.join(DIALECTS)}.")
+    ] = RING_DIALECT.name,
+    geometry: Annotated[
+        str, typer.Option(metavar="H,HV,K,V", help="Of the trace: heads and dimensions.")
+    ] = "1,2,32,32",
     as_json: AsJson = False,
 ) -> None:
     """Serve a workload by every protocol; predict bytes and time, and recommend a ring length."""
     require(bandwidth > 0, "bandwidth", bandwidth, "above 0", "give it in TB/s")
-    name = preset_name or (None if config else "qwen3.5-35b-a3b")
-    model = model_of(name, config, (None,) * 5, 4)
+    chosen = preset_name or (None if config else "qwen3.5-35b-a3b")
+    model = model_of(chosen, config, (None,) * 5, 4)
     windows, rings = window or [4], ring or [16, 8, 32, 64, 128]
-    load = Workload(requests, tokens, running, windows[0], rings[0], acceptance, seed)
+    load = Workload(
+        requests=requests,
+        tokens=tokens,
+        running=running,
+        window=windows[0],
+        ring=rings[0],
+        acceptance=acceptance,
+        seed=seed,
+        prompt=prompt,
+        chunk=chunk,
+        samples=samples,
+        turns=turns,
+        gap=gap,
+        aborts=aborts,
+        cached=cached,
+        context=context,
+        adaptive=adaptive,
+    )
+    if trace is not None:
+        dtypes = Dtypes(conv_dtype, conv_dtype, state_dtype or model.state_dtype)
+        written = write(trace, load, dialect, geometry_of(geometry), dtypes)
+        print_json(written) if as_json else _show_written(written)
+        return
     pool = pool_of(
         model,
         window=load.window,
         running=running,
+        slots=running + cached,
         ring=load.ring,
         state_dtype=state_dtype,
         conv_dtype=conv_dtype,
@@ -88,27 +148,43 @@ def simulate(
     with progress_display() as display:
         task = display.add_task("serving", total=None)
 
-        def at(dialect: str, served: Workload) -> Prediction:
-            display.update(task, description=f"{dialect}, T={served.window}, L={served.ring}")
-            return predict(dialect, pool, served, bandwidth * 1e12)
+        def at(protocol: str, served: Workload) -> Prediction:
+            display.update(task, description=f"{protocol}, T={served.window}, L={served.ring}")
+            return predict(protocol, pool, served, bandwidth * 1e12)
 
-        protocols = [at(dialect, load) for dialect in DIALECTS]
+        protocols = [at(name, load) for name in DIALECTS]
         sweeps = []
-        for dialect in (d.name for d in VERIFIERS.values() if d.has_ring):
+        for name in (d.name for d in VERIFIERS.values() if d.has_ring):
             for T in windows:
                 predictions = [
-                    at(dialect, msgspec.structs.replace(load, window=T, ring=L))
+                    at(name, msgspec.structs.replace(load, window=T, ring=L))
                     for L in sorted(rings)
                     if L >= 2 * T
                 ]
                 if predictions:
                     best = recommended(predictions).ring or 0
-                    sweeps.append(Sweep(dialect, T, predictions, best))
+                    sweeps.append(Sweep(name, T, predictions, best))
     report = Report(model.name, tp, bandwidth, load, protocols, sweeps)
     if as_json:
         print_json(report)
         return
     _show(report, pool)
+
+
+def write(path: Path, load: Workload, dialect: str, geometry: Geometry, dtypes: Dtypes) -> Written:
+    """Write the history of serving `load` to `path`; raises `SetupError`."""
+    history = served(load, dialect, geometry, dtypes)
+    save(history, path)
+    kinds = Counter(type(operation).__name__.lower() for operation in history.operations)
+    batches = (op.rows for op in history.operations if isinstance(op, Verify | Decode))
+    windows = sum(len(rows) - rows.count(None) for rows in batches)
+    return Written(str(path), dict(kinds), windows)
+
+
+def _show_written(written: Written) -> None:
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in written.operations.items())
+    out.print(f"{written.trace}: {written.windows:,} row-windows; {counts}.", markup=False)
+    out.print(f"replay: ringfold replay {written.trace} --target sim", markup=False)
 
 
 def _show(report: Report, pool: Pool) -> None:

@@ -39,14 +39,25 @@ def test_every_buffer_is_counted_as_it_is_allocated(pools: ModuleType, release: 
     """The same buffers, each with the same bytes, in pools that verify, replay and decode."""
     found = KEPT["releases"][release]
 
-    assert len(found) == len(KEPT["pools"]) == 12
-    for pool, sizes in zip(KEPT["pools"], found, strict=True):
+    assert len(found["pools"]) == len(KEPT["pools"]) == 12
+    for pool, sizes in zip(KEPT["pools"], found["pools"], strict=True):
         assert pools.named(release, pool, sizes) == pools.counted(release, pool)
+
+
+@pytest.mark.parametrize("release", KEPT["releases"])
+def test_a_ring_is_in_the_budget_where_the_release_charges_it(
+    pools: ModuleType, release: str
+) -> None:
+    """Its own formula, called; 0.5.16 has none, and none charges the ring of plain decoding."""
+    charges = KEPT["releases"][release]["charged"]
+
+    assert [pools.charged(release, pool) for pool in KEPT["pools"]] == charges
+    assert any(charges) == (release != "0.5.16")
 
 
 def test_a_buffer_that_is_not_counted_would_show(pools: ModuleType) -> None:
     """As would one of another size."""
-    pool, sizes = KEPT["pools"][0], KEPT["releases"]["0.5.16"][0]
+    pool, sizes = KEPT["pools"][0], KEPT["releases"]["0.5.16"]["pools"][0]
     counted = pools.counted("0.5.16", pool)
 
     assert pools.named("0.5.16", pool, sizes | {"forgotten": 1}) != counted
