@@ -77,7 +77,7 @@ def tile_count(K: int) -> int:
 @triton.constexpr_function
 def block_k(K: int) -> int:
     """Columns of a whole row, as a dot wants them."""
-    return max(32, triton.next_power_of_2(K))
+    return int(max(32, triton.next_power_of_2(K)))
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from ringfold.sim.cursors import RING, Cursors
 from ringfold.sim.setup import Dtypes, Geometry, Setup, SetupError, require
 
 UNIFORM: Final = "uniform"
+AVERAGED_STEPS: Final = 1024
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ def cycle(counts: NDArray[np.int64], ring: int, window: int) -> Cycle:
     rows = counts.shape[1]
     cursors = Cursors(*np.zeros((3, rows), np.int64))
     seen = []
-    for i in range(4 * ring + 8 * len(counts)):
+    for i in range(4 * ring + AVERAGED_STEPS):
         if i >= 4 * ring:
             seen.append((cursors.is_flush.copy(), cursors.write_pos.copy()))
         cursors = RING.commit(cursors, counts[i % len(counts)], ring, window)

@@ -11,12 +11,13 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ringfold.fuzz.bench.case import Case
 from ringfold.fuzz.bench.report import Bandwidth
 from ringfold.fuzz.bench.steady import Steady, Work, seat
-from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets.registry import resolve
 
 if TYPE_CHECKING:
@@ -29,29 +30,37 @@ SETTLING: Final = 2
 """Replays before the first sample: rows that were seated together drift apart."""
 
 
-def compile_all(jobs: Sequence[tuple[str, Case]], workers: int) -> dict[tuple[str, Case], str]:
+def compile_all(
+    jobs: Sequence[tuple[str, Case]], workers: int, device: Device = "cuda"
+) -> dict[tuple[str, Case], str]:
     """Compile what each (target, case) launches into Triton's cache; returns what went wrong."""
+    if not jobs:
+        return {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)) or 1, mp_context=context) as pool:
-        problems = pool.map(_compile, *zip(*jobs, strict=True))
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+        problems = pool.map(_compile, *zip(*jobs, strict=True), repeat(device))
         return {job: problem for job, problem in zip(jobs, problems, strict=True) if problem}
 
 
-def _compile(name: str, case: Case) -> str:
-    import torch
-
+def _compile(name: str, case: Case, device: Device) -> str:
     try:
-        steady = seat(resolve(name, "cuda"), Work(case, "cuda", 1, 0))
-        steady.step(0)
-        torch.cuda.synchronize()
+        seat(resolve(name, device), Work(case, device, 1, 0)).step(0)
+        release(device)
     except RefusedError as error:
         return f"refused: {error}"
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told beside its peers
         return f"does not run: {type(error).__name__}: {error}"
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()
     return ""
+
+
+def release(device: Device) -> None:
+    """Wait for the device, and give the memory of what is forgotten back to it."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 class Memory(NamedTuple):
@@ -118,13 +127,13 @@ def _sample(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     return float(start.elapsed_time(end)) / 1e3 / replays
 
 
-def bandwidth(gigabytes: float = 2.0) -> Bandwidth:
-    """What the memory gives: an elementwise copy of random numbers, and a sum of them."""
+def bandwidth(size: int = 2**31, device: Device = "cuda") -> Bandwidth:
+    """What the memory gives: an elementwise copy of `size` bytes of random numbers, and a sum."""
     import torch
 
-    source = torch.randn(int(gigabytes * 2**30) // 4 // 2**15, 2**15, device="cuda")
+    source = torch.randn(size // 2**17, 2**15, device=device)
     target = torch.empty_like(source)
-    sums = torch.empty(len(source), device="cuda")
+    sums = torch.empty(len(source), device=device)
 
     def rate(launch: Callable[[], object], moved: int) -> float:
         launch()
@@ -134,7 +143,6 @@ def bandwidth(gigabytes: float = 2.0) -> Bandwidth:
             launch()
         return moved / statistics.median(_sample(graph, 4) for _ in range(9))
 
-    size = source.numel() * 4
     copy = rate(lambda: torch.mul(source, 1.5, out=target), 2 * size)
     read = rate(lambda: torch.sum(source, 1, out=sums), size)
     return Bandwidth(copy, read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,9 @@ OUTPUT_LIMIT: Final = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 4e-3}
 """2-norm of a row's output error over that of its outputs. A wrong slot, record or gate gives 1e-1
 and more; the checks of `ringfold fuzz` are the fine ones."""
 # Seen in the interpreter, all default peers: float16 6e-4, float32 3e-7 (no tf32 there).
+
+COUNTED_ROWS: Final = 1024
+"""Row-windows over which folds are counted, at least; always whole rounds of the steps."""
 
 WRONG: Final = "outputs are wrong"
 NEVER_FOLDED: Final = "no checkpoint was written: folds are not in these figures"
@@ -112,7 +114,7 @@ class Bench:
             if floor is not None and peer.samples_us:
                 peer.floor_ratio = peer.median_us / floor
         seated.clear()
-        self._release()
+        measure.release(self.device)
         return Measured(case, rounds, must, floor, peers)
 
     def _seat(self, peer: Peer, work: Work) -> Steady:
@@ -146,18 +148,11 @@ class Bench:
 
     def _count(self, peer: Peer, steady: Steady) -> None:
         """Count who folds, in the steady state that was timed."""
-        steps = steady.work.steps
-        cycles = -(-max(64, 1024 // steady.work.case.batch) // steps) if self.timed else 1
-        peer.written_share = steady.written_share(cycles * steps)
+        steps, batch = steady.work.steps, steady.work.case.batch
+        wanted = COUNTED_ROWS // batch if self.timed else steps
+        peer.written_share = steady.written_share(-(-wanted // steps) * steps)
         if not peer.written_share:
             peer.flags.append(NEVER_FOLDED)
-
-    def _release(self) -> None:
-        gc.collect()
-        if self.device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
 
     @contextmanager
     def _counted(self, part: str) -> Iterator[None]:

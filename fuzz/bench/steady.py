@@ -76,7 +76,8 @@ class Work:
     def truth(self, steps: int) -> list[NDArray[np.float64]]:
         """Outputs of the judged rows in the first steps, [layer, row, T, HV, V] each."""
         if len(self._truth) < steps:
-            A_log, dt_bias = (x.astype(np.float64)[:, None, None] for x in self.parameters)
+            given = self.parameters.A_log, self.parameters.dt_bias
+            A_log, dt_bias = (x.astype(np.float64)[:, None, None] for x in given)
             rows = np.array(self.judged)
             state = self.states[rows % DISTINCT_STATES].swapaxes(0, 1).astype(np.float64)
             for i in range(steps):

@@ -96,6 +96,8 @@ def bench(
 ) -> None:
     """Measure verify and commit of a layer in the steady state, all peers in turn."""
     plots.require(plot)
+    if dry_run and plot is not None:
+        raise typer.BadParameter("a dry run has no times to draw", param_hint="--plot")
     if device == "cpu" and not dry_run:
         raise typer.BadParameter(
             "an interpreter's times say nothing: use --device cuda, or --dry-run for the same "
@@ -207,13 +209,8 @@ def _cells(peer: Peer, timed: bool) -> list[str]:
 
 
 def draw(path: Path, report: Report) -> None:
-    """A panel for each thing that varies: times of the cases that agree with the first in the rest.
-
-    Raises `typer.BadParameter` where nothing was timed.
-    """
-    timed = [one for one in report.measured if one.floor_us is not None]
-    if not timed:
-        raise typer.BadParameter("nothing was timed, so nothing can be drawn", param_hint="--plot")
+    """A panel for each thing that varies, with the cases that differ in nothing else."""
+    timed = report.measured
     fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
     fields = fields or ["batch"]
     figure = plots.new_figure(5 * len(fields), 4.5)
