@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ringfold.fuzz.targets import environments
-from ringfold.sim.configuration.flags import Configuration
+from ringfold.sim.configuration.flags import BASE, Configuration
 from ringfold.sim.configuration.rules import refusals
 from ringfold.sim.configuration.safety import HAZARDS, Verdict, judge
 from ringfold.sim.configuration.serving import release_of
@@ -166,6 +166,7 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[str], models: Path, said: Path) -> None:
         self.process, self.models, self.said = process, models, said
+        self.plain: dict[Configuration, Answer] = {}
         self.release = str(self._read()["release"])
 
     def _read(self) -> dict[str, Any]:
@@ -189,6 +190,13 @@ class Worker:
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return msgspec.convert(self._read(), Answer)
+
+    def ask_without_replay(self, flags: Configuration) -> Answer:
+        """The same without the flags of replay, asked once for all that differ in these alone."""
+        plain = msgspec.structs.replace(flags, replay="off", ring=BASE.ring)
+        if plain not in self.plain:
+            self.plain[plain] = self.ask(plain)
+        return self.plain[plain]
 
 
 def arguments(flags: Configuration, spec_flag: str, model: Path) -> dict[str, Any]:
@@ -269,9 +277,11 @@ def compare(
     """Ask a release such as ``sglang==0.5.16`` about each configuration, and judge the answers."""
     with worker(release) as asked:
         rows = []
-        for i, flags in enumerate(configurations):
+        # Pretending another machine takes a while, so those of one are asked in a row.
+        for i, flags in enumerate(sorted(configurations, key=lambda flags: flags.hardware)):
             on_progress(f"{release}: validation of {i + 1} of {len(configurations)}")
             rows.append(_validated(flags, asked))
+        rows.sort(key=lambda row: configurations.index(row.configuration))
         if exercise:
             chosen = _chosen(rows)
             for i, row in enumerate(chosen):
@@ -295,8 +305,7 @@ def _validated(flags: Configuration, asked: Worker) -> Row:
         rules=rules,
     )
     if answer.refused and (flags.replays or flags.decode_ring):
-        plain = asked.ask(msgspec.structs.replace(flags, replay="off"))
-        if plain.refused is not None:
+        if asked.ask_without_replay(flags).refused is not None:
             row.outcome = "refused either way"
     elif answer.refused:
         row.outcome = "refused either way"

@@ -363,10 +363,10 @@ class Walk:
     # ------------------------------------------------------------ events
 
     def windows(self, counts: Sequence[int], ring: int, direct: bool) -> None:
-        """Every draft count, kept whole and in part, for longer than a ring."""
-        for count in counts:
+        """Shortest and longest draft counts, kept whole and in part, until a ring is full."""
+        for count in {min(counts), max(counts)}:
             requests = self.admit()
-            for i in range(min(2 + 2 * ring // count, 12)):
+            for i in range(min(2 + ring // count, 8)):
                 kept = range(count if i % 3 else max(1, count - 1))
                 self.step(requests, count, kept, direct=direct)
 
@@ -375,7 +375,7 @@ class Walk:
         pairs = [(before, after) for before in counts for after in counts if after > before]
         for before, after in sorted(pairs, key=lambda pair: pair[0] - pair[1]):
             requests = self.admit()
-            for _ in range(ring // before - 2):
+            for _ in range(max(0, ring // before - 2)):
                 self.step(requests, before)
             for _ in range(2):
                 self.step(requests, after)

@@ -119,24 +119,28 @@ def load() -> Any:
     return server_args
 
 
-def pretend(name: str, originals: Mapping[str, Any]) -> str:
-    """Have every module of the release see that machine; returns its device flag."""
+def pretend(name: str, originals: Mapping[str, Any]) -> None:
+    """Have every module of the release see that machine."""
     torch = importlib.import_module("torch")
-    device, holds, capability = HARDWARE[name]
+    _, holds, capability = HARDWARE[name]
     torch.cuda.get_device_capability = lambda *_: capability
     torch.version.cuda = "12.8" if "is_cuda" in holds else None
 
     def answering(predicate: str) -> Callable[..., bool]:
-        return lambda *_, **__: predicate in holds
+        def answer(*_: Any, **__: Any) -> bool:
+            return predicate in holds
+
+        vars(answer)["pretends"] = True
+        return answer
 
     for module in [m for n, m in sys.modules.items() if n.startswith("sglang.srt")]:
         names = vars(module)
         for predicate, original in originals.items():
-            if names.get(predicate) is original:
+            known = names.get(predicate)
+            if known is original or getattr(known, "pretends", False):
                 names[predicate] = answering(predicate)
         if "get_device_memory_capacity" in names:
             names["get_device_memory_capacity"] = lambda *_, **__: DEVICE_MEGABYTES
-    return device
 
 
 def validate(server_args: Any, flags: Mapping[str, Any]) -> Any:
@@ -184,13 +188,10 @@ def exception(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "text": " ".join(str(error).split()), "where": where}
 
 
-def answer(
-    job: Mapping[str, Any], server_args: Any, originals: Mapping[str, Any]
-) -> dict[str, Any]:
+def answer(job: Mapping[str, Any], server_args: Any) -> dict[str, Any]:
     """Do one job."""
     os.environ.update(job["environment"])
-    device = pretend(job["hardware"], originals)
-    flags = {"model_path": job["model"], "device": device, **job["flags"]}
+    flags = {"model_path": job["model"], "device": HARDWARE[job["hardware"]][0], **job["flags"]}
     found: dict[str, Any] = {"stage": "validation"}
     try:
         arguments, resolved = validate(server_args, flags)
@@ -203,7 +204,7 @@ def answer(
     return found
 
 
-def in_child(job: Mapping[str, Any], server_args: Any, originals: Mapping[str, Any]) -> bytes:
+def in_child(job: Mapping[str, Any], server_args: Any) -> bytes:
     """The answer to `job`, worked out in a fork of this process."""
     read, write = os.pipe()
     child = os.fork()
@@ -211,7 +212,7 @@ def in_child(job: Mapping[str, Any], server_args: Any, originals: Mapping[str, A
         os.close(read)
         code = 1
         try:
-            found = answer(job, server_args, originals)
+            found = answer(job, server_args)
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(json.dumps(found, default=str).encode())
             code = 0
@@ -245,8 +246,13 @@ def main() -> None:
         answers.flush()
 
     say(json.dumps({"release": version}).encode())
+    machine = ""
     for line in sys.stdin.buffer:
-        say(in_child(json.loads(line), server_args, originals))
+        job = json.loads(line)
+        if job["hardware"] != machine:
+            machine = job["hardware"]
+            pretend(machine, originals)
+        say(in_child(job, server_args))
 
 
 if __name__ == "__main__":
