@@ -353,22 +353,25 @@ def cases_of(
 
     Then the other rings, and the other rates, each alone and in the first precision whose records
     are rounded (or the first). A case that could differ from another one in nothing is left out:
-    the recurrent verify has no records, and its dot products are never tf32.
+    without a ring dot products are never tf32, and records, if there are any, are exact unless
+    deltas are among them.
     """
     swept = next((p for p in precisions if _dtypes(p).record != "float32"), precisions[0])
     chosen: list[Case] = []
     for dialect in dialects:
-        ring = DIALECTS[dialect].has_ring
+        ring, deltas = DIALECTS[dialect].has_ring, DIALECTS[dialect].state_from_deltas
         seen: set[object] = set()
         for precision in precisions:
             dtypes = _dtypes(precision)
-            matters = precision if ring else (dtypes.activation, dtypes.state)
+            record = dtypes.record if deltas else None
+            matters = precision if ring else (dtypes.activation, record, dtypes.state)
             if matters not in seen:
                 seen.add(matters)
                 chosen.append(Case(dialect, precision, rings[0], acceptances[0]))
         if ring:
             chosen += [Case(dialect, swept, length, acceptances[0]) for length in rings[1:]]
-            chosen += [Case(dialect, swept, rings[0], rate) for rate in acceptances[1:]]
+            drafts = acceptances[1:] if DIALECTS[dialect].verifies else ()
+            chosen += [Case(dialect, swept, rings[0], rate) for rate in drafts]
     return chosen
 
 

@@ -210,6 +210,15 @@ def test_cases_that_differ_in_nothing_are_walked_once() -> None:
     ]
 
 
+def test_a_case_that_could_differ_is_walked() -> None:
+    """Deltas that are rounded matter without a ring; how many drafts are kept, only with drafts."""
+    without_ring = cases_of(["linear-cache"], ["fp32", "tf32", "bf16-records"], [16, 8], [0.7, 1.0])
+    without_drafts = cases_of(["decode-ring"], ["fp32"], [16, 8], [0.7, 1.0])
+
+    assert without_ring == [Case("linear-cache", p, 16, 0.7) for p in ("fp32", "bf16-records")]
+    assert without_drafts == [Case("decode-ring", "fp32", ring, 0.7) for ring in (16, 8)]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
