@@ -73,26 +73,26 @@ class Verdict(msgspec.Struct):
     """False when a deadline cut the walk short."""
 
 
-def _together(
+def at_once(
     operations: Iterable[tuple[Operation, int]],
 ) -> Iterator[tuple[Sequence[Operation], int]]:
-    """Places in a row, between which dead memory is left alone, as one; all others one by one."""
-    placing: list[Operation] = []
+    """Admissions in a row, and places in a row, as one where dead memory is left alone in between.
+
+    All others come one by one.
+    """
+    seating: list[Operation] = []
     turn = 0
     for operation, iteration in operations:
-        if placing and not (isinstance(operation, Place) and iteration == turn):
-            yield placing, turn
-            placing = []
-        if not isinstance(operation, Place):
-            yield [operation], iteration
-            continue
-        placing.append(operation)
+        if seating and (type(operation) is not type(seating[0]) or iteration != turn):
+            yield seating, turn
+            seating = []
+        seating.append(operation)
         turn = iteration
-        if operation.dead != "leave":
-            yield placing, turn
-            placing = []
-    if placing:
-        yield placing, turn
+        if not isinstance(operation, Admit | Place) or operation.dead != "leave":
+            yield seating, turn
+            seating = []
+    if seating:
+        yield seating, turn
 
 
 class _TargetError(Exception):
@@ -162,7 +162,7 @@ class Walk:
         done, complete = 0, True
         try:
             self._open()
-            for together, iteration in _together(unroll(self.trace.operations)):
+            for together, iteration in at_once(unroll(self.trace.operations)):
                 if self.out_of_time():
                     complete = False
                     break
@@ -206,6 +206,10 @@ class Walk:
             return
         operation = together[0]
         match operation:
+            case Admit():
+                admissions = [admit for admit in together if isinstance(admit, Admit)]
+                self._seat(admissions)
+                self._judge_state([admit.request for admit in admissions])
             case Place():
                 self._place([p for p in together if isinstance(p, Place)])
             case Verify():
@@ -222,9 +226,6 @@ class Walk:
     def _move(self, operation: Operation) -> None:
         """One request comes, goes or changes its place."""
         match operation:
-            case Admit(request=request):
-                self._seat([operation])
-                self.judge.state([request])
             case Free(request=request):
                 self._free(request)
             case Fork(request=request, source=source):
