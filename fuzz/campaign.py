@@ -1,8 +1,8 @@
 """A campaign: many histories on some targets, in worker processes, within a budget.
 
-Histories are numbered, and what each one is depends on (seed, configuration, number) alone. Which
-of them run is decided before any does, by counting windows, unless a time limit cuts the list; so
-the same seed and the same number of windows give the same traces and the same verdicts.
+Which histories run, and in which order, is a `Course`: the same seed and the same number of windows
+give the same traces and the same verdicts, by any number of workers, unless a time limit cuts the
+list.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,21 +25,21 @@ import msgspec
 
 from ringfold.fuzz import failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.generate import Plan, history, windows
+from ringfold.fuzz.course import Budget, Course, Lot
 from ringfold.fuzz.legality import Class, classify, rank
+from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.shrink import Shrunk
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Admit, Commit, Trace, Verify
-from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify, unroll
+from ringfold.fuzz.walk import Verdict, at_once, walk
+from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.situations import reachable_situations
 
 KEPT_MAX: Final = 5
 """Failures of one symptom that are written to disk; all are counted."""
-
-LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
-"""Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
 
 WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
 ABREAST: Final = {"cpu": 1.5, "cuda": 0.75}
@@ -52,14 +53,6 @@ REPORT_SECONDS: Final = 5.0
 
 
 Result = TypeVar("Result")
-
-
-class Lot(NamedTuple):
-    """Consecutive histories of one configuration, walked by one worker."""
-
-    plan: Plan
-    configuration: int
-    numbers: tuple[int, ...]
 
 
 class Walked(msgspec.Struct):
@@ -173,9 +166,9 @@ class Orders(NamedTuple):
     """What every worker of a campaign knows."""
 
     device: Device
-    seed: int
     time_max: float | None
     clock: Clock
+    watch: Watch
 
     def out_of_time(self) -> bool:
         """Whether the budget of time is spent, or somebody stopped the campaign."""
@@ -189,6 +182,7 @@ _orders: Orders
 def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
+    orders.watch.enlist()
     threading.Thread(target=_end_with_the_campaign, daemon=True).start()
 
 
@@ -213,34 +207,42 @@ def _warm_up(plan: Plan) -> tuple[dict[str, str], float]:
     start = time.perf_counter()
     target, setup = _target(plan.target, _orders.device), plan.setup
     rows = tuple(range(min(plan.rows, setup.slots - 1)))
-    step = [
+    step: list[Operation] = [
         *(Admit(request=row, tag=row) for row in rows),
         Verify(tag=len(rows), rows=rows, lengths=(setup.window,) * len(rows)),
         Commit(tag=len(rows), accepted=(1,) * len(rows)),
     ]
-    trace = history(plan, 0, 0)
-    walk(msgspec.structs.replace(trace, operations=tuple(step)), target)
+    payload = PayloadSpec(seed=0, profile="ordinary")
+    walk(Trace(setup=setup, payload=payload, operations=tuple(step)), target)
     return dict(target.identity()), time.perf_counter() - start
 
 
 def _walk_lot(lot: Lot) -> list[Walked]:
     target = _target(lot.plan.target, _orders.device)
-    walked = []
-    for number in lot.numbers:
-        if _orders.out_of_time():
-            break
-        trace = history(lot.plan, _orders.seed, number)
-        verdict = walk(
-            trace, target, out_of_time=_orders.out_of_time, on_windows=_orders.clock.count
-        )
-        result = Walked(lot.configuration, number, verdict)
-        if verdict.mismatches:
-            identity = dict(target.identity())
-            result.failure = failures.as_failure(trace, verdict.mismatches, identity)
-            again = {mismatch.key for mismatch in walk(result.failure, target).mismatches}
-            result.flaky = verdict.mismatches[0].key not in again
-        walked.append(result)
+    walked = list[Walked]()
+    try:
+        for number, trace in enumerate(lot.traces, start=lot.first):
+            if _orders.out_of_time():
+                break
+            post = functools.partial(_post, lot.configuration, number)
+            post()
+            verdict = walk(trace, target, out_of_time=post, on_windows=_orders.clock.count)
+            result = Walked(lot.configuration, number, verdict)
+            if verdict.mismatches:
+                identity = dict(target.identity())
+                result.failure = failures.as_failure(trace, verdict.mismatches, identity)
+                again = {mismatch.key for mismatch in walk(result.failure, target).mismatches}
+                result.flaky = verdict.mismatches[0].key not in again
+            walked.append(result)
+    finally:
+        _orders.watch.done()
     return walked
+
+
+def _post(configuration: int, number: int) -> bool:
+    """Tell the parent that the next operation of this history begins; returns `out_of_time`."""
+    _orders.watch.begin(configuration, number)
+    return _orders.out_of_time()
 
 
 def _shrink(failure: Trace, seconds_max: float) -> Shrunk | None:
@@ -259,29 +261,6 @@ def _shrink(failure: Trace, seconds_max: float) -> Shrunk | None:
 # ------------------------------------------------------------------ in the parent
 
 
-class Budget(NamedTuple):
-    """When to stop: after so many windows, or so many seconds from the first of them."""
-
-    windows_max: int | None
-    time_max: float | None
-
-
-def lots(plans: Sequence[Plan], seed: int, budget: Budget, device: Device) -> Iterator[Lot]:
-    """What to run, without end unless there is a budget of windows.
-
-    The configuration with the fewest windows is always next, so all have about the same share.
-    """
-    planned, numbers = [0] * len(plans), [0] * len(plans)
-    limit = budget.windows_max
-    while limit is None or sum(planned) < limit:
-        at = planned.index(min(planned))
-        first, goal = numbers[at], planned[at] + LOT_WINDOWS[device]
-        while planned[at] < goal and (limit is None or sum(planned) < limit):
-            planned[at] += windows(history(plans[at], seed, numbers[at]))
-            numbers[at] += 1
-        yield Lot(plans[at], at, tuple(range(first, numbers[at])))
-
-
 class Campaign:
     """Runs lots and adds up what comes of them, in the order in which they were planned."""
 
@@ -294,8 +273,13 @@ class Campaign:
         run_dir: Path | None,
         workers: int | None = None,
         shrink_max: float = 0.0,
+        hang_max: float = HANG_SECONDS,
     ) -> None:
-        """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves it as found."""
+        """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves it as found.
+
+        `hang_max`: seconds after which an operation is given up.
+        """
+        self.hang_max = hang_max
         self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
         self.run_dir = run_dir or Path()
         self.report_path = run_dir / REPORT if run_dir else None
@@ -311,7 +295,9 @@ class Campaign:
         )
         context = multiprocessing.get_context("spawn")
         self.clock = Clock(context)
-        self.orders = Orders(device, seed, budget.time_max, self.clock)
+        self.watch = Watch(context, count)
+        self.course = Course(plans, seed, budget.windows_max, device)
+        self.orders = Orders(device, budget.time_max, self.clock, self.watch)
         # One thread of linear algebra a worker: the workers are the parallelism.
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(variable, "1")
@@ -329,6 +315,8 @@ class Campaign:
                     self._compile(on_progress)
                     self._walk(on_progress)
                     self._shrink_findings(on_progress)
+                except HangingError:
+                    pass
                 except KeyboardInterrupt:
                     report.inconclusive.append("stopped by hand")
                     self._stop()
@@ -358,11 +346,9 @@ class Campaign:
             self.report.configurations[self.plans.index(plan)].compile_seconds = round(seconds, 3)
 
     def _walk(self, on_progress: Callable[[Report, int, float], None]) -> None:
-        todo = lots(self.plans, self.seed, self.budget, self.device)
         while True:
-            while self._idle() and not self.orders.out_of_time():
-                lot = next(todo, None)
-                if lot is None:
+            while self._idle() and not self.course.waits and not self.orders.out_of_time():
+                if (lot := self.course.lot()) is None:
                     break
                 self.flying.append((lot, self._submit(_walk_lot, lot)))
             if not self.flying:
@@ -371,7 +357,7 @@ class Campaign:
             if not future.done():
                 self._pause(future, on_progress)
                 continue
-            self._land(future)
+            self._land()
             if time.monotonic() - self.written > REPORT_SECONDS:
                 self._write()
 
@@ -391,12 +377,17 @@ class Campaign:
         busy = sum(not future.done() for _, future in self.flying)
         return busy < max(1, ABREAST[self.device] * self.report.workers)
 
-    def _land(self, future: Future[list[Walked]]) -> None:
+    def _land(self) -> None:
         """Add what came of the lot that has been flying longest."""
+        lot, future = self.flying[0]
         done = future.result()
         self.flying.popleft()
         for walked in done:
             self._add(walked)
+        sound = (w.verdict.complete and not w.verdict.mismatches for w in done)
+        self.course.hear(
+            lot, [w.verdict.largest if right else {} for w, right in zip(done, sound, strict=True)]
+        )
 
     def _stop_workers(self) -> None:
         """Wait until each has returned what it has; whoever presses Ctrl-C again does not wait."""
@@ -416,7 +407,7 @@ class Campaign:
             if future.cancelled():
                 self.flying.popleft()
             else:
-                self._land(future)
+                self._land()
 
     def _account_of_death(self) -> str:
         """Keep the histories that may have killed a worker, and what others returned."""
@@ -428,9 +419,7 @@ class Campaign:
             elif len(suspects) < self.report.workers:
                 suspects.append(lot)
         paths = [
-            failures.write_suspect(history(lot.plan, self.seed, number), self.run_dir)
-            for lot in suspects
-            for number in lot.numbers
+            failures.write_suspect(trace, self.run_dir) for lot in suspects for trace in lot.traces
         ]
         if not paths:
             return (
@@ -450,6 +439,26 @@ class Campaign:
             future.exception(timeout=POLL_SECONDS)
         except TimeoutError:
             on_progress(self.report, self.clock.windows.value, self.clock.elapsed())
+        if (hang := self.watch.hanging(self.hang_max)) is not None:
+            os.kill(hang.worker, signal.SIGKILL)  # then the pool ends all the others
+            self._hangs(hang)
+            raise HangingError
+
+    def _hangs(self, hang: Hang) -> None:
+        """Keep what others returned, and the history that does not end as a finding."""
+        for lot, future in self.flying:
+            if future.done() and future.exception() is None:
+                for walked in future.result():
+                    self._add(walked)
+            elif lot.configuration == hang.configuration and hang.number in lot.numbers:
+                trace = lot.traces[hang.number - lot.first]
+                mismatch = _hanging(trace, hang, self.hang_max)
+                verdict = Verdict(mismatches=[mismatch], complete=False)
+                failure = failures.as_failure(trace, [mismatch], {})
+                self._add(Walked(lot.configuration, hang.number, verdict, failure))
+        self.report.inconclusive.append(
+            "a target does not come back, so its worker was killed and the run ended there"
+        )
 
     def _add(self, walked: Walked) -> None:
         report, verdict = self.report, walked.verdict
@@ -549,6 +558,27 @@ class Campaign:
             report.inconclusive.append(
                 "a failure did not repeat: the target's results depend on more than its inputs"
             )
+
+
+def _hanging(trace: Trace, hang: Hang, seconds: float) -> Mismatch:
+    """What is said of the operation that a worker did not come back from."""
+    done, steps = 0, 0
+    kind, iteration = "open", 0
+    for batch, turn in islice(at_once(unroll(trace.operations)), hang.operation + 1):
+        iteration = turn
+        steps += kind in ("commit", "decode", "idle")
+        kind = type(batch[0]).__name__.lower()
+        done += len(batch)
+    return Mismatch(
+        check="crash",
+        symptom="the target hangs",
+        operation=max(0, done - 1),
+        kind=kind,
+        iteration=iteration,
+        step=steps,
+        expected=f"an answer within {seconds:g} s",
+        got="none",
+    )
 
 
 def cores() -> int:

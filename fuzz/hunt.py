@@ -6,22 +6,32 @@ It meets the histories that a campaign with the same seed would, in the same ord
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ringfold.fuzz.campaign import Budget, lots
 from ringfold.fuzz.configurations import configurations, rows
+from ringfold.fuzz.course import Course
 from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target, refusal
 from ringfold.fuzz.trace import Trace
-from ringfold.fuzz.walk import walk
+from ringfold.fuzz.walk import Verdict, walk
 
 STEPS: Final = {"cpu": 30, "cuda": 24}
 """Steps of a random history."""
+
+HORIZON: Final = {"cpu": 64, "cuda": 2**16}
+"""Row-windows of one repeat at most: where kernels are interpreted, some ten seconds."""
+
+HORIZON_EMULATED: Final = 1024
+
+TURN_WINDOWS: Final = 500
+"""Row-windows for which Hypothesis stays with one configuration: it aims better the longer."""
 
 
 class Hunt(NamedTuple):
@@ -76,6 +86,8 @@ def plans(
                 STEPS[device],
                 directed,
                 worst,
+                HORIZON_EMULATED if emulated else HORIZON[device],
+                bool(getattr(target, "lockstep", False)),
             )
         )
     return made
@@ -98,15 +110,58 @@ def hunt(
     def out_of_time() -> bool:
         return seconds_max is not None and seconds() > seconds_max
 
-    for lot in lots(plans(target, device), seed, Budget(windows_max, None), device):
-        for number in lot.numbers:
+    course = Course(plans(target, device), seed, windows_max, device)
+    while (lot := course.lot()) is not None:
+        largest = list[Mapping[str, float]]()
+        for trace in lot.traces:
             if out_of_time():
                 return Hunt(None, [], windows, histories, seconds())
-            trace = history(lot.plan, seed, number)
             verdict = walk(trace, target, out_of_time=out_of_time)
             windows += verdict.windows
             histories += 1
             if verdict.mismatches:
                 failure = as_failure(trace, verdict.mismatches, dict(target.identity()))
                 return Hunt(failure, verdict.mismatches, windows, histories, seconds())
+            largest.append(verdict.largest)
+        course.hear(lot, largest)
     return Hunt(None, [], windows, histories, seconds())
+
+
+def hunt_with_hypothesis(
+    target: Target,
+    seed: int,
+    *,
+    windows_max: int | None = None,
+    seconds_max: float | None = None,
+    device: Device = "cpu",
+) -> Hunt:
+    """The same, but Hypothesis makes the choices; configurations take turns.
+
+    It needs the package `hypothesis`.
+    """
+    from ringfold.fuzz.machine import examine
+
+    start, windows, histories = time.perf_counter(), 0, 0
+    failed: tuple[Trace, list[Mismatch]] | None = None
+
+    def late() -> bool:
+        return seconds_max is not None and time.perf_counter() - start > seconds_max
+
+    def walked(trace: Trace) -> Verdict:
+        nonlocal windows, histories, failed
+        verdict = walk(trace, target, out_of_time=late)
+        windows += verdict.windows
+        histories += 1
+        if verdict.mismatches and failed is None:
+            failed = as_failure(trace, verdict.mismatches, {}), verdict.mismatches
+        return verdict
+
+    for turn, plan in enumerate(itertools.cycle(plans(target, device))):
+        left = None if windows_max is None else windows_max - windows
+        if late() or failed is not None or (left is not None and left < TURN_WINDOWS):
+            break
+        share = TURN_WINDOWS if left is None else min(left, TURN_WINDOWS)
+        examine(plan, seed + turn, walked, windows_max=share, out_of_time=late)
+    seconds = time.perf_counter() - start
+    failure, mismatches = failed or (None, [])
+    return Hunt(failure, mismatches, windows, histories, seconds)

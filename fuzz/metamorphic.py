@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ringfold.fuzz import arrays
-from ringfold.fuzz.campaign import Budget, lots
+from ringfold.fuzz.course import Course
 from ringfold.fuzz.failures import as_failure, reproduce, write
-from ringfold.fuzz.generate import Plan, history
 from ringfold.fuzz.judge import Judge, Position
 from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Request, Target, refusal
 from ringfold.fuzz.trace import Free, Operation, Place, Trace
 from ringfold.fuzz.truth import Window
@@ -210,10 +210,9 @@ def vary(
     start = time.perf_counter()
     claimed = getattr(target, "repeats_bits", frozenset()) if bits is None else bits
     report = Variations(target=target.name, device=device, seed=seed)
-    for plan, number in _numbers(plans, seed, device):
+    for number, trace in _histories(plans, seed, device):
         if report.windows >= windows_max:
             break
-        trace = history(plan, seed, number)
         plain = testify(Varied(trace), target, oracle)
         report.histories += 1
         report.windows += plain.windows
@@ -239,10 +238,12 @@ def vary(
     return report
 
 
-def _numbers(plans: Sequence[Plan], seed: int, device: Device) -> Iterator[tuple[Plan, int]]:
-    for lot in lots(plans, seed, Budget(None, None), device):
-        for number in lot.numbers:
-            yield lot.plan, number
+def _histories(plans: Sequence[Plan], seed: int, device: Device) -> Iterator[tuple[int, Trace]]:
+    # A variation tells operations one by one, so there are no repeats.
+    course = Course([plan._replace(horizon=0) for plan in plans], seed, None, device, steered=False)
+    while (lot := course.lot()) is not None:
+        yield from enumerate(lot.traces, start=lot.first)
+        course.hear(lot, [])
 
 
 def _owns(target: Target, trace: Trace) -> bool:

@@ -15,11 +15,21 @@ import msgspec
 import numpy as np
 
 from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.ledger import Ledger
 from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.story import Told
 from ringfold.fuzz.target import Floats, Inputs, Request
-from ringfold.fuzz.trace import Admit, Commit, Decode, Fork, Free, Operation, Place, Trace, Verify
-from ringfold.sim.cursors import Cursors
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Fork,
+    Free,
+    Hit,
+    Operation,
+    Place,
+    Trace,
+    Verify,
+)
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import RING_MAX, SLOTS_MAX
 
@@ -120,10 +130,10 @@ def nothing_kept(trace: Trace, random: Random) -> Varied | None:
     """In front of a window another one of which nothing is kept, where that moves no cursor."""
     fresh, T = _fresh_tags(trace), trace.setup.window
     operations: list[Operation] = []
-    for operation, ledger in _followed(trace):
+    for operation, told in _followed(trace):
         if isinstance(operation, Verify) and random.random() < 0.5:
             rows, longest = operation.rows, max(operation.lengths)
-            bounds = [b for b in range(T, max(longest, 1) - 1, -1) if _still(ledger, rows, b)]
+            bounds = [b for b in range(T, max(longest, 1) - 1, -1) if _still(told, rows, b)]
             if bounds:
                 tag = next(fresh)
                 none = tuple(None if row is None else 0 for row in rows)
@@ -280,46 +290,27 @@ def _tokens(
 
 
 def _asks_for_cursors(trace: Trace) -> bool:
-    """Whether some operation is legal at some cursors only: others would forbid it."""
+    """Whether some operation is legal at some cursors only, or copies what the last fold left."""
     return any(
-        isinstance(o, Fork) or (isinstance(o, Commit) and o.bound is not None)
+        isinstance(o, Fork | Hit) or (isinstance(o, Commit) and o.bound is not None)
         for o in trace.operations
     )
 
 
-def _followed(trace: Trace) -> Iterator[tuple[Operation, Ledger]]:
-    """Every operation, and the cursors that it meets."""
-    ledger = Ledger(trace.setup, DIALECTS[trace.setup.dialect])
-    nowhere = {"slot": 0, "request": 0}
-    verified: dict[int, Verify] = {}
+def _followed(trace: Trace) -> Iterator[tuple[Operation, Told]]:
+    """Every operation, and what was told before it."""
+    told = Told(trace.setup)
     for operation in trace.operations:
-        yield operation, ledger
-        match operation:
-            case Admit(request=request) | Fork(request=request):
-                ledger.admit(request, nowhere)
-            case Place(request=request, base=base, records=records, flush=flush):
-                ledger.admit(request, nowhere)
-                ledger.entries[request].cursors = Cursors(records, base, int(flush))
-            case Free(request=request):
-                ledger.free(request)
-            case Verify(tag=tag):
-                verified[tag] = operation
-            case Commit(tag=tag, accepted=accepted, bound=bound):
-                for row, n in zip(verified[tag].rows, accepted, strict=True):
-                    if row is not None and n is not None:
-                        ledger.commit(row, n, bound or trace.setup.window)
-            case Decode(rows=rows):
-                for row in rows:
-                    if row is not None:
-                        ledger.commit(row, 1, trace.setup.window)
+        yield operation, told
+        told.tell([operation])
 
 
-def _still(ledger: Ledger, rows: Sequence[Request | None], bound: int) -> bool:
+def _still(told: Told, rows: Sequence[Request | None], bound: int) -> bool:
     """Whether a window of which nothing is kept folds nothing and leaves all cursors alone."""
-    L = ledger.setup.ring
+    L = told.setup.ring
     return all(
         not at.is_flush
-        and (not ledger.dialect.has_ring or at.write_pos + bound <= L)
-        and ledger.protocol.commit(at, 0, L, bound) == at
-        for at in (ledger.entries[row].cursors for row in rows if row is not None)
+        and (not told.dialect.has_ring or at.write_pos + bound <= L)
+        and told.after(at, 0, bound) == at
+        for at in (told.seats[row].cursors for row in rows if row is not None)
     )

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import Budget, Campaign, Report
+from ringfold.fuzz.campaign import Campaign, Report
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -20,6 +20,7 @@ from ringfold.fuzz.commands.options import (
     geometry_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.course import Budget
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import ACTIVATIONS

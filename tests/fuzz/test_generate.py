@@ -15,7 +15,8 @@ import pytest
 
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.generate import DIRECTED, Plan, history, windows
+from ringfold.fuzz.generate import DIRECTED, history, windows
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import Commit, Free, Operation, Trace, Verify, validate
@@ -60,7 +61,7 @@ def test_every_history_is_legal(dialect: str, ring: int, window: int, slots: int
 
             validate(made)
             assert set(kinds(made)) <= drawn.operations
-            assert windows(made) > 0
+            assert windows(made.operations) > 0
 
 
 @pytest.mark.parametrize("dialect", VERIFIERS)
@@ -77,9 +78,7 @@ def test_the_directed_history_goes_everywhere(dialect: str) -> None:
     # That is worth saying only because a random history of that length does not.
     random = history(plan(dialect, directed=False), 1, DIRECTED)
     seen = set(walk(random, target).situations)
-    assert not VERIFIERS[dialect].has_ring or not seen >= reachable_situations(
-        random.setup
-    )
+    assert not VERIFIERS[dialect].has_ring or not seen >= reachable_situations(random.setup)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -88,7 +87,7 @@ def test_windows_are_counted_before_they_are_walked(dialect: str) -> None:
     for number in range(4):
         made = history(plan(dialect), 8, number)
 
-        assert windows(made) == walk(made, resolve(f"sim@{dialect}")).windows > 0
+        assert windows(made.operations) == walk(made, resolve(f"sim@{dialect}")).windows > 0
 
 
 def test_a_history_is_what_its_key_says() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from ringfold.fuzz.campaign import Budget, lots
+from ringfold.fuzz.course import Course
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import hunt, plans
 from ringfold.fuzz.profiles import PROFILES
@@ -26,8 +26,9 @@ SEED = 5
 def test_a_hunt_finds_the_first_failure_of_the_campaigns_list() -> None:
     """The same history, the same mismatches, as many windows up to there."""
     target = resolve(BUG)
-    first = next(lots(plans(target), SEED, Budget(None, None), "cpu"))
-    verdict = walk(history(first.plan, SEED, first.numbers[0]), target)
+    first = Course(plans(target), SEED, None, "cpu").lot()
+    assert first is not None
+    verdict = walk(first.traces[0], target)
 
     found = hunt(target, SEED)
 
@@ -38,12 +39,12 @@ def test_a_hunt_finds_the_first_failure_of_the_campaigns_list() -> None:
 
 
 def test_a_hunt_stops_after_its_windows() -> None:
-    """The history that reaches the budget is walked to its end; none follows."""
+    """The last history is told to measure; none follows."""
     found = hunt(resolve("sim"), SEED, windows_max=100)
 
     assert found.failure is None
     assert found.mismatches == []
-    assert 100 <= found.windows < 200
+    assert found.windows == 100
 
 
 def test_a_hunt_stops_when_its_time_is_out() -> None:

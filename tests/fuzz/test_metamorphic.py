@@ -70,7 +70,7 @@ def test_a_variation_is_a_legal_history(variation: Any) -> None:
     made = 0
     for plan in plans(resolve("sim"))[:6]:
         for number in range(8):
-            trace = history(plan, 5, number)
+            trace = history(plan._replace(horizon=0), 5, number)
             other = variation.make(trace, np.random.default_rng(number))
             if other is None:
                 continue
@@ -88,8 +88,8 @@ def test_a_bug_is_found_without_an_oracle(bug: str, variation: str) -> None:
 
     report = varied(resolve(f"sim:{bug}"), 500, oracle=False, variations=only)
 
-    [finding] = [f for f in report.findings if f.variation == variation]
-    assert finding.symptom.endswith(f"({variation})")
+    found = [f.symptom for f in report.findings if f.variation == variation]
+    assert any(symptom.endswith(f"({variation})") for symptom in found)
 
 
 def test_the_page_lists_them() -> None:

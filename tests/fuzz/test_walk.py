@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ringfold.fuzz.campaign import Budget, lots
 from ringfold.fuzz.configurations import configurations, rows
-from ringfold.fuzz.generate import Plan, history
+from ringfold.fuzz.course import Course
+from ringfold.fuzz.generate import history
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Inputs, RefusedError, Request, View
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import (
@@ -320,8 +321,8 @@ class _Nudged(SimulatedTarget):
         super().commit(rows, accepted, bound)
         self._called("commit")
 
-    def admit(self, request: Request, state: Any) -> None:
-        super().admit(request, state)
+    def admit(self, request: Request, state: Any, past: Any = None) -> None:
+        super().admit(request, state, past)
         self._called("admit")
 
     def free(self, request: Request) -> None:
@@ -868,9 +869,11 @@ def test_a_deliberate_fault_is_found_from_any_seed(bug: str) -> None:
         for number, setup in enumerate(configurations("ring", "cpu"))
     ]
     started, found = time.perf_counter(), ""
-    for lot in lots(plans, seed, Budget(1000, None), "cpu"):
-        for number in lot.numbers:
-            verdict = walk(history(lot.plan, seed, number), target)
+    course = Course(plans, seed, 1000, "cpu")
+    while (lot := course.lot()) is not None:
+        course.hear(lot, [])
+        for trace in lot.traces:
+            verdict = walk(trace, target)
             if verdict.mismatches:
                 found = verdict.mismatches[0].sentence()
                 break

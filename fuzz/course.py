@@ -1,0 +1,122 @@
+"""Which histories a run walks, in which order, and what later ones learn from earlier ones.
+
+The course is the same whatever number of workers walk it. What a history will visit is known when
+it is told; what was *found* of it is heard `AHEAD` lots later, by when even the slowest worker has
+returned it. So the same seed and the same number of windows give the same traces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ringfold.fuzz.generate import history, windows
+from ringfold.fuzz.steering import Peaks, Unseen
+from ringfold.fuzz.story import Plan
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.trace import Trace
+
+LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
+"""Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
+
+AHEAD: Final = {"cpu": 96, "cuda": 16}
+"""How many lots are told before what came of a lot is heard."""
+
+
+class Budget(NamedTuple):
+    """When to stop: after so many windows, or so many seconds from the first of them."""
+
+    windows_max: int | None
+    time_max: float | None
+
+
+class Lot(NamedTuple):
+    """Consecutive histories of one configuration, walked by one worker."""
+
+    plan: Plan
+    configuration: int
+    first: int
+    """Number of the first history."""
+    traces: tuple[Trace, ...]
+
+    @property
+    def numbers(self) -> range:
+        """Of its histories."""
+        return range(self.first, self.first + len(self.traces))
+
+
+class Course:
+    """Tells lots, without end unless there is a budget of windows.
+
+    The configuration with the fewest windows is always next, so all have about the same share.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        seed: int,
+        windows_max: int | None,
+        device: Device,
+        *,
+        steered: bool = True,
+    ) -> None:
+        self.plans, self.seed, self.device, self.steered = plans, seed, device, steered
+        self.left = windows_max
+        self.windows, self.numbers = [0] * len(plans), [0] * len(plans)
+        self.unseen: dict[int, Unseen] = {}
+        self.peaks = [Peaks() for _ in plans]
+        self.told = 0
+        self.heard: deque[tuple[Lot, Sequence[Mapping[str, float]]]] = deque()
+        self.learnt = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing more can be told before older lots were heard of."""
+        return self.told - self.learnt - len(self.heard) >= AHEAD[self.device]
+
+    def hear(self, lot: Lot, largest: Sequence[Mapping[str, float]]) -> None:
+        """A lot was walked, the oldest first: errors by history, over what is allowed.
+
+        None for a history that failed or was cut short.
+        """
+        self.heard.append((lot, largest))
+
+    def lot(self) -> Lot | None:
+        """What to walk next; nothing once the windows are used up."""
+        if self.left == 0:
+            return None
+        self._learn()
+        at = self.windows.index(min(self.windows))
+        plan, first = self.plans[at], self.numbers[at]
+        goal, traces = self.windows[at] + LOT_WINDOWS[self.device], list[Trace]()
+        while self.windows[at] < goal and self.left != 0:
+            trace = self._history(at)
+            count = windows(trace.operations)
+            traces.append(trace)
+            self.windows[at] += count
+            self.numbers[at] += 1
+            if self.left is not None:
+                self.left -= count
+        self.told += 1
+        return Lot(plan, at, first, tuple(traces))
+
+    def _history(self, at: int) -> Trace:
+        plan = self.plans[at]
+        if self.steered and at not in self.unseen:
+            self.unseen[at] = Unseen(plan.setup)
+        return history(
+            plan,
+            self.seed,
+            self.numbers[at],
+            unseen=self.unseen.get(at),
+            peaks=self.peaks[at] if self.steered else None,
+            windows_max=self.left,
+        )
+
+    def _learn(self) -> None:
+        while self.heard and self.learnt < self.told + 1 - AHEAD[self.device]:
+            lot, largest = self.heard.popleft()
+            self.learnt += 1
+            for trace, ratios in zip(lot.traces, largest, strict=False):
+                self.peaks[lot.configuration].hear(trace, ratios)

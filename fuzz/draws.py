@@ -1,0 +1,76 @@
+"""Where choices come from: a seeded stream of numbers, or whoever else tells a history.
+
+A rule of `fuzz.rules` asks a `Draw` for whole numbers, coins and orders, and for nothing else, so
+that the same rule serves a seeded generator and Hypothesis, which wants to make the choices itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+
+Item = TypeVar("Item")
+
+
+class Draw(ABC):
+    """Makes choices."""
+
+    @abstractmethod
+    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+        """A number of `low` to each of `highs`, both included."""
+
+    @abstractmethod
+    def chances(self, share: float, count: int) -> list[bool]:
+        """So many coins that show True with probability `share`; no choice where that is 0 or 1."""
+
+    @abstractmethod
+    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+        """`count` of the items, in any order."""
+
+    def integer(self, low: int, high: int) -> int:
+        """One of `low` to `high`, both included."""
+        return self.integers(low, [high])[0]
+
+    def chance(self, share: float) -> bool:
+        """One coin."""
+        return self.chances(share, 1)[0]
+
+    def pick(self, items: Sequence[Item]) -> Item:
+        """One of the items."""
+        return items[self.integer(0, len(items) - 1)]
+
+    def weighted(self, items: Sequence[Item], weights: Sequence[int]) -> Item:
+        """One of the items; twice the weight, twice as often."""
+        ends = list(accumulate(weights))
+        drawn = self.integer(1, ends[-1])
+        return next(item for item, end in zip(items, ends, strict=True) if drawn <= end)
+
+
+class Seeded(Draw):
+    """Choices of a counter-based generator: the same key, the same choices."""
+
+    def __init__(self, key: tuple[int, int]) -> None:
+        """`key`: two integers below 2^64."""
+        self.random = np.random.Generator(np.random.Philox(key=list(key)))
+
+    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+        """As `Draw` says."""
+        if len(highs) == 1:
+            return [int(self.random.integers(low, highs[0] + 1))]
+        drawn: list[int] = self.random.integers(low, np.asarray(highs, np.int64) + 1).tolist()
+        return drawn
+
+    def chances(self, share: float, count: int) -> list[bool]:
+        """As `Draw` says."""
+        if not 0.0 < share < 1.0:
+            return [share >= 1.0] * count
+        shown: list[bool] = (self.random.random(count) < share).tolist()
+        return shown
+
+    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+        """As `Draw` says."""
+        return [items[i] for i in self.random.permutation(len(items))[:count].tolist()]

@@ -1,0 +1,171 @@
+"""Hypothesis as the one who chooses: the same rules, the same walk, other luck.
+
+A `RuleBasedStateMachine` tells a history by the rules of `fuzz.rules`, and when it is told, walks
+it. Hypothesis aims at the largest error over what is allowed (`hypothesis.target`), check by check,
+and at transitions that nobody has visited. It only generates: its database and shrinker are off,
+since a failure is a trace like any other, which `ringfold shrink` makes small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, TypeVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings, target
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ringfold.fuzz.draws import Draw
+from ringfold.fuzz.generate import full_house, told, windows
+from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.rules import RULES, Rule, usual
+from ringfold.fuzz.steering import Unseen
+from ringfold.fuzz.story import Plan, Story
+from ringfold.fuzz.swarm import temper
+from ringfold.fuzz.trace import PayloadSpec, Trace
+from ringfold.fuzz.walk import Verdict
+
+Item = TypeVar("Item")
+
+EXAMPLES_MAX: Final = 1_000_000
+"""Windows or time run out long before."""
+
+PARTS: Final = 1000
+"""A coin's share is a whole number of these."""
+
+
+class Chosen(Draw):
+    """Hypothesis makes the choices."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        """`data` is what a rule was given."""
+        self.data = data
+
+    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+        """As `Draw` says."""
+        return [self.data.draw(st.integers(low, high)) for high in highs]
+
+    def chances(self, share: float, count: int) -> list[bool]:
+        """As `Draw` says."""
+        if not 0.0 < share < 1.0:
+            return [share >= 1.0] * count
+        return [n < share * PARTS for n in self.integers(0, [PARTS - 1] * count)]
+
+    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+        """As `Draw` says."""
+        return self.data.draw(st.permutations(items))[:count]
+
+
+class Telling(RuleBasedStateMachine):
+    """Tells one history; subclasses have a plan, its rules, and somebody who walks it."""
+
+    plan: ClassVar[Plan]
+    walk: ClassVar[Callable[[Trace], Verdict]]
+    unseen: ClassVar[Unseen]
+    """Of all histories so far; what is new in this one is known by that."""
+    story: Story | None = None
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        """Draw a temper and the numbers, and seat the first requests."""
+        draw = Chosen(data)
+        profile = draw.pick(sorted(PROFILES))
+        self.payload = PayloadSpec(seed=draw.integer(0, 2**32 - 1), profile=profile)
+        habits = temper(draw, usual(self.plan.operations), seeks=False)
+        self.story = Story(self.plan, draw, habits, Unseen(self.plan.setup))
+        self.story.tell(full_house(self.story))
+
+    def follow(self, one: Rule, data: st.DataObject) -> None:
+        """What comes next by this rule."""
+        assert self.story is not None
+        self.story.draw = Chosen(data)
+        self.story.tell(one.tell(self.story))
+
+    def teardown(self) -> None:
+        """The history is told: walk it, unless Hypothesis gave it up."""
+        if self.story is None or sys.exc_info()[0] is not None:
+            return
+        verdict = type(self).walk(told(self.plan, self.payload, self.story.operations))
+        for check, ratio in verdict.largest.items():
+            target(ratio, label=check)
+        before = self.unseen.seen
+        self.unseen.left &= self.story.unseen.left
+        target(float(self.unseen.seen - before), label="new transitions")
+        assert not verdict.mismatches, verdict.mismatches[0].sentence()
+
+
+def machine(plan: Plan, walk: Callable[[Trace], Verdict]) -> type[Telling]:
+    """A state machine for the plan's rules; `walk` is called with every history."""
+    members: dict[str, Any] = {"plan": plan, "walk": staticmethod(walk)}
+    members["unseen"] = Unseen(plan.setup)
+    for name in usual(plan.operations):
+        members[name] = _as_rule(name, RULES[name])
+    return type("Telling", (Telling,), members)
+
+
+def _as_rule(name: str, one: Rule) -> Any:
+    def follow(self: Telling, data: st.DataObject) -> None:
+        self.follow(one, data)
+
+    def wanted(self: Telling) -> bool:
+        return self.story is not None and self.story.temper.weights[name] > 0
+
+    follow.__name__ = follow.__qualname__ = name
+    return rule(data=st.data())(precondition(wanted)(follow))
+
+
+class _EnoughError(Exception):
+    """The budget is spent; Hypothesis stops at any exception."""
+
+
+def examine(
+    plan: Plan,
+    seed_: int,
+    walk: Callable[[Trace], Verdict],
+    *,
+    windows_max: int | None = None,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> None:
+    """Have Hypothesis tell histories of `plan` until one fails or the budget is spent.
+
+    Args:
+        plan: what is told; its directed history is not.
+        seed_: decides all choices.
+        walk: hears of every history and walks it; it learns of a failure by itself.
+        windows_max: row-windows of all histories; the one that would exceed it is not walked.
+        out_of_time: asked before every history.
+    """
+    left = windows_max
+
+    def limited(trace: Trace) -> Verdict:
+        nonlocal left
+        count = windows(trace.operations)
+        if out_of_time() or (left is not None and count > left):
+            left = 0
+            raise _EnoughError
+        if left is not None:
+            left -= count
+        return walk(trace)
+
+    quiet = settings(
+        max_examples=EXAMPLES_MAX,
+        stateful_step_count=3 * plan.steps,
+        phases=(Phase.generate, Phase.target),
+        database=None,
+        deadline=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    kind = seed(seed_)(machine(plan, limited))
+    with contextlib.suppress(_EnoughError, AssertionError):
+        run_state_machine_as_test(kind, settings=quiet)

@@ -1,0 +1,279 @@
+"""What may come next in a history: one function a rule, whoever makes the choices.
+
+A rule reads the story so far, asks `story.draw` for its choices and returns the operations that
+come next: none, if nothing of its kind is legal now. `ringfold.fuzz.generate` follows the rules
+with seeded choices, `ringfold.fuzz.machine` lets Hypothesis choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from ringfold.fuzz.story import Story
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Donate,
+    Evict,
+    Fork,
+    Free,
+    Hit,
+    Idle,
+    Operation,
+    Place,
+    Repeat,
+    Restore,
+    Save,
+    Verify,
+)
+
+Operations = Sequence[Operation]
+
+EXTREME: Final = 0.3
+"""How often all or nothing of a window is accepted, rather than what luck says."""
+
+REPEATED_STEPS_MAX: Final = 3
+"""Steps inside of a repeat."""
+
+PREFIXES_MAX: Final = 2
+"""What is kept for later takes seats away from now."""
+
+
+# ------------------------------------------------------------------ who is seated
+
+
+def admit(story: Story) -> Operations:
+    """A request is seated after its prefill."""
+    if story.vacant <= 0:
+        return []
+    return [Admit(request=story.requests, tag=story.next_tag(), dead=story.dead())]
+
+
+def place(story: Story) -> Operations:
+    """A request is seated in any state that the protocol reaches."""
+    if not story.dialect.has_ring or story.vacant <= 0:
+        return []
+    at = story.draw.pick(story.unseen.states)
+    if story.draw.chance(story.temper.seeking):
+        at = story.unseen.unfinished(story.draw) or at
+    return [
+        Place(
+            request=story.requests,
+            tag=story.next_tag(),
+            base=at.cache_base,
+            records=at.write_pos,
+            flush=bool(at.is_flush),
+            profile=story.profile(),
+            dead=story.dead(),
+        )
+    ]
+
+
+def free(story: Story) -> Operations:
+    """A request leaves, be it with a window in flight; the last one stays."""
+    if len(story.seats) <= 1:
+        return []
+    return [Free(request=story.draw.pick([*story.seats]), dead=story.dead())]
+
+
+def fork(story: Story) -> Operations:
+    """A request is seated on a copy of another one's checkpoint, which lacks no record."""
+    sources = [r for r in story.idle() if story.seats[r].cursors.write_pos == 0]
+    if not sources or story.vacant <= 0:
+        return []
+    source = story.draw.pick(sources)
+    return [Fork(request=story.requests, source=source, dead=story.dead())]
+
+
+def save(story: Story) -> Operations:
+    """A request is retracted to host memory, with records that wait or without."""
+    idle = story.idle()
+    if len(story.seats) <= 1 or not idle:
+        return []
+    return [Save(request=story.draw.pick(idle), dead=story.dead())]
+
+
+def restore(story: Story) -> Operations:
+    """A request comes back, into whatever slot is free."""
+    if not story.saved or story.vacant <= 0:
+        return []
+    return [Restore(request=story.draw.pick([*story.saved]), dead=story.dead())]
+
+
+def donate(story: Story) -> Operations:
+    """A request ends and leaves its state to the prefix cache."""
+    idle = story.idle()
+    if len(story.seats) <= 1 or not idle or len(story.prefixes) >= PREFIXES_MAX:
+        return []
+    return [Donate(request=story.draw.pick(idle), prefix=story.kept, dead=story.dead())]
+
+
+def hit(story: Story) -> Operations:
+    """A request is seated on a copy of a prefix."""
+    if not story.prefixes or story.vacant <= 0:
+        return []
+    prefix = story.draw.pick(story.prefixes)
+    return [Hit(request=story.requests, prefix=prefix, dead=story.dead())]
+
+
+def evict(story: Story) -> Operations:
+    """The prefix cache gives a state up."""
+    if not story.prefixes:
+        return []
+    return [Evict(prefix=story.draw.pick(story.prefixes), dead=story.dead())]
+
+
+# ------------------------------------------------------------------ steps
+
+
+def verify(story: Story) -> Operations:
+    """A window for some of the requests that have none in flight, in any order."""
+    idle, draw, temper = story.idle(), story.draw, story.temper
+    most = min(len(idle), story.plan.rows, story.room)
+    if most <= 0:
+        return []
+    count = draw.integer(1, most) if draw.chance(temper.partial) else most
+    rows = story.padded(draw.some(idle, count))
+    T = story.setup.window
+    lengths = [T if row is None else story.seats[row].bound for row in rows]
+    if draw.chance(temper.ragged):
+        lengths = draw.integers(1, lengths)
+    tag, intents = story.next_tag(), {}
+    for i, seeks in enumerate(draw.chances(temper.seeking, len(rows))):
+        row = rows[i]
+        if seeks and row is not None and (step := _new_step(story, row)) is not None:
+            lengths[i], intents[row] = step
+            story.unseen.visit(story.seats[row].cursors, *step)  # no other row need take it
+    story.intents[tag] = intents
+    profile = story.profile()
+    return [Verify(tag=tag, rows=rows, lengths=tuple(lengths), profile=profile, dead=story.dead())]
+
+
+def _new_step(story: Story, request: int) -> tuple[int, int] | None:
+    """A step that nobody has taken from where `request` is, or one to where such steps are left."""
+    at, bound = story.seats[request]
+    if steps := story.unseen.steps(at, bound):
+        return story.draw.pick(steps)
+    if not (ways := story.unseen.towards(at, bound)):
+        return None
+    accepted = story.draw.pick(ways)
+    return story.draw.integer(max(1, accepted), bound), accepted
+
+
+def commit(story: Story) -> Operations:
+    """Some tokens of each row of a window in flight are kept, and a bound for the next is said."""
+    if not story.flights:
+        return []
+    draw, temper, T = story.draw, story.temper, story.setup.window
+    flight = draw.pick(story.flights)
+    there = [row is not None and row in story.seats for row in flight.rows]
+    drawn = iter(draw.chances(temper.greed, sum(flight.lengths)))
+    extreme = draw.chances(EXTREME, len(flight.rows))
+    none = iter(draw.chances(0.5, sum(extreme)))
+    intents = story.intents.get(flight.tag, {})
+    accepted: list[int | None] = []
+    for row, length, here, ends in zip(flight.rows, flight.lengths, there, extreme, strict=True):
+        n = sum(islice(drawn, length))
+        if ends:
+            n = 0 if next(none) else length
+        accepted.append(intents.get(row, n) if here and row is not None else None)
+    kept = {row: n for row, n in zip(flight.rows, accepted, strict=True) if row is not None}
+    room = [story.longest(row, n) for row, n in kept.items() if n is not None]
+    bound = min([T, *room])
+    if draw.chance(temper.tightening):
+        bound = draw.integer(1, bound)
+    track = None
+    if "track" in story.plan.operations and draw.chance(temper.tracking):
+        track = draw.integer(1, T)
+    return [
+        Commit(
+            tag=flight.tag,
+            accepted=tuple(accepted),
+            bound=None if bound == T else bound,
+            track=track,
+            dead=story.dead(),
+        )
+    ]
+
+
+def decode(story: Story) -> Operations:
+    """A plain step of one token, for requests that have no window in flight."""
+    # It commits with the longest bound, for which a tight one may have left no room.
+    able = [r for r in story.idle() if story.longest(r, 1) == story.setup.window]
+    most = min(len(able), story.plan.rows, story.room)
+    if most <= 0:
+        return []
+    rows = story.padded(story.draw.some(able, story.draw.integer(1, most)))
+    return [Decode(tag=story.next_tag(), rows=rows, profile=story.profile(), dead=story.dead())]
+
+
+def idle(story: Story) -> Operations:
+    """A batch of padding."""
+    return [Idle(rows=story.draw.integer(1, 3), dead=story.dead())]
+
+
+def repeat(story: Story) -> Operations:
+    """The same few steps many times over: what is slow to go wrong has time to."""
+    draw, T = story.draw, story.setup.window
+    able = story.settled()
+    most = min(len(able), story.plan.rows)
+    windows_max = min(story.plan.horizon, story.room)
+    if not most or "verify" not in story.plan.operations:
+        return []
+    steps = draw.integer(1, REPEATED_STEPS_MAX)
+    tag, windows, inside = story.next_tag(), 0, list[Operation]()
+    for step in range(steps):
+        rows = story.padded(draw.some(able, draw.integer(1, most)))
+        real = [row is not None for row in rows]
+        lengths = draw.integers(1, [T] * len(rows))
+        counts = draw.integers(0, lengths)
+        accepted = [n if here else None for n, here in zip(counts, real, strict=True)]
+        window = Verify(tag=tag + step, rows=rows, lengths=tuple(lengths), dead=story.dead())
+        inside += [window, Commit(tag=tag + step, accepted=tuple(accepted), dead=story.dead())]
+        windows += sum(real)
+    if (turns := windows_max // windows) < 2:
+        return []
+    # As often a few turns as many.
+    most_doublings = turns.bit_length() - 1
+    doublings = draw.integer(1, most_doublings)
+    times = draw.integer(2 ** (doublings - 1) + 1, 2**doublings)
+    return [Repeat(times=times, operations=tuple(inside))]
+
+
+# ------------------------------------------------------------------ all of them
+
+
+class Rule(NamedTuple):
+    """One kind of thing to do next."""
+
+    tell: Callable[[Story], Operations]
+    weight: int
+    """How often it is usually followed."""
+    needs: str
+    """The operation that a target must own."""
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "verify": Rule(verify, 20, "verify"),
+    "commit": Rule(commit, 20, "commit"),
+    "admit": Rule(admit, 4, "admit"),
+    "place": Rule(place, 4, "place"),
+    "free": Rule(free, 3, "free"),
+    "fork": Rule(fork, 6, "fork"),
+    "decode": Rule(decode, 3, "decode"),
+    "idle": Rule(idle, 1, "idle"),
+    "save": Rule(save, 2, "save"),
+    "restore": Rule(restore, 4, "restore"),
+    "donate": Rule(donate, 1, "donate"),
+    "hit": Rule(hit, 2, "hit"),
+    "evict": Rule(evict, 1, "evict"),
+    "repeat": Rule(repeat, 1, "verify"),
+}
+
+
+def usual(story_operations: frozenset[str]) -> dict[str, int]:
+    """The usual weights of the rules that a target has."""
+    return {name: rule.weight for name, rule in RULES.items() if rule.needs in story_operations}
