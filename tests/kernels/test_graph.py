@@ -27,8 +27,8 @@ interpreter, seen 5.4e-4."""
 STATE = 5e-6  # of the largest entry, seen 1.6e-7 in the interpreter after 24 steps
 
 
-def captured(step: Callable[[], None], device: str) -> Callable[[], object]:
-    """The step as a graph, after a first run that compiles; itself where there is no GPU."""
+def captured(step: Callable[[], None], device: str) -> Any:
+    """What runs the step: a graph of it, after a first run that compiles; itself without a GPU."""
     if device == "cpu":
         return step
     step()
