@@ -19,7 +19,8 @@ from types import SimpleNamespace
 import pytest
 
 from ringfold.fuzz.configurations import configurations
-from ringfold.fuzz.generate import Plan, history
+from ringfold.fuzz.generate import history
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import (
     MissingTargetError,
