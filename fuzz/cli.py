@@ -24,6 +24,7 @@ from ringfold.fuzz.commands.explain import explain
 from ringfold.fuzz.commands.explore import explore
 from ringfold.fuzz.commands.fuzz import fuzz
 from ringfold.fuzz.commands.memory import memory
+from ringfold.fuzz.commands.mutate import mutate
 from ringfold.fuzz.commands.options import INCONCLUSIVE, INTERNAL, STOPPED, USAGE
 from ringfold.fuzz.commands.replay import replay
 from ringfold.fuzz.commands.shrink import shrink
@@ -67,6 +68,7 @@ for command in (
     shrink,
     explore,
     vary,
+    mutate,
     memory,
     drift,
     simulate,

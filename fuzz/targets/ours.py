@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import ringfold
 from ringfold.fuzz.target import IEEE, TF32, Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
+from ringfold.fuzz.targets.loading import Rewrite, rewritten_copies
 from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots
 from ringfold.fuzz.variations import BITWISE
 from ringfold.sim.setup import NULL_SLOT
@@ -16,15 +19,31 @@ if TYPE_CHECKING:
     import torch
 
 
+class Kernels(NamedTuple):
+    """The modules with the entrances."""
+
+    dropin: ModuleType
+    recurrent: ModuleType
+
+
 class TritonRing(DropInRing):
-    """`ringfold.kernels`, ring verify with the exact fold inside."""
+    """`ringfold.kernels`, ring verify with the exact fold inside; or a copy that was rewritten."""
 
     repeats_bits = BITWISE  # seen in the interpreter: docs/metamorphic.md
 
-    def __init__(self, name: str = "triton", device: Device = "cpu") -> None:
+    def __init__(
+        self, name: str = "triton", device: Device = "cpu", rewrite: Rewrite | None = None
+    ) -> None:
         super().__init__(name, device)
-        from ringfold.kernels import dropin
-
+        package = "ringfold.kernels"
+        self.kernels = Kernels(
+            *(
+                [importlib.import_module(f"{package}.{module}") for module in Kernels._fields]
+                if rewrite is None
+                else rewritten_copies(package, Kernels._fields, rewrite, name)
+            )
+        )
+        dropin = self.kernels.dropin
         # The interpreter has no tf32 and computes such dots in plain float32.
         self.precision = TF32 if device == "cuda" else IEEE
         self.wrappers = Wrappers(
@@ -39,11 +58,15 @@ class TritonRing(DropInRing):
 
     def twin(self) -> Target | None:
         """Our recurrent kernel."""
-        return TritonRecurrent(f"{self.name} recurrent", self.device)
+        return TritonRecurrent(f"{self.name} recurrent", self.device, self.kernels)
 
 
 class TritonRecurrent(CopiedSnapshots):
     """`ringfold.kernels`, the recurrent verify with a snapshot per drafted token."""
+
+    def __init__(self, name: str, device: Device, kernels: Kernels) -> None:
+        super().__init__(name, device)
+        self.kernels = kernels
 
     def identity(self) -> Mapping[str, str]:
         """Version, and what runs it."""
@@ -53,10 +76,8 @@ class TritonRecurrent(CopiedSnapshots):
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         """Walk each window, keeping every state on the way."""
-        from ringfold.kernels.recurrent import gdn_recurrent_verify
-
         q, k, v, a, b = inputs
-        gdn_recurrent_verify(
+        self.kernels.recurrent.gdn_recurrent_verify(
             q,
             k,
             v,

@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 
 from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.loading import load_module
+from ringfold.fuzz.targets.loading import load_module, rewriting
 from ringfold.fuzz.targets.wheels import Wheel, WheelError
 
 SOURCE = '''"""A file."""
@@ -69,9 +69,8 @@ def test_a_rewrite_changes_what_runs_and_not_what_it_is(wheel: Wheel) -> None:
     """A mutant runs and shows the rewritten text, under the digest of the released file."""
     write(wheel, "tinyfold/kernel.py", SOURCE)
 
-    mutant = load_module(
-        wheel, "tinyfold/kernel.py", "kernel", rewrite=lambda s: s.replace("+ 1", "- 1")
-    )
+    with rewriting(lambda name, s: s.replace("+ 1", "- 1") if "tinyfold" in name else s):
+        mutant = load_module(wheel, "tinyfold/kernel.py", "kernel")
 
     assert mutant.answer() == 40
     assert "41 - 1" in inspect.getsource(mutant.answer)

@@ -1,0 +1,259 @@
+"""One mutant in a process of its own, with limits on its time and its memory.
+
+A process is a fork of a server that has imported torch, Triton and the tester, and no kernel of
+the target: so it starts in milliseconds, and loads the kernels itself, with the fault in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ringfold.fuzz.mutation.gauntlet import Found, Stage, first_steps, gauntlet
+from ringfold.fuzz.mutation.layouts import Layout, laid_out
+from ringfold.fuzz.mutation.operators import Mutant
+from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.targets import interpreter
+from ringfold.fuzz.targets.loading import rewriting
+from ringfold.fuzz.targets.registry import resolve
+
+MEMORY_BYTES_MAX: Final = 6 * 2**30
+"""What a process may allocate, beside the shared mappings of `layouts`; not on a GPU, whose driver
+maps all of its memory."""
+GRACE_SECONDS: Final = 30.0
+"""A process that is so much over its time hangs inside a single operation."""
+
+PRELOADED: Final = ("ringfold.fuzz.mutation.preload",)
+
+
+class Order(NamedTuple):
+    """What a process is to do."""
+
+    target: str
+    device: Device
+    seed: int
+    seconds_max: float
+    left_out: frozenset[str] = frozenset()
+    """Stages that the target fails without a fault."""
+
+
+class Outcome(msgspec.Struct):
+    """What came of one mutant."""
+
+    outcome: str
+    """killed, survived, or timed out: it hung, which is noticed too."""
+    by: str = ""
+    """The check that failed, the signal that ended the process, or what could not be loaded."""
+    sentence: str = ""
+    """What was seen: to be shown, and not kept, since it may quote the kernel."""
+    stage: str = ""
+    windows: int = 0
+    seconds: float = 0.0
+
+
+class Probed(msgspec.Struct):
+    """The target without a fault."""
+
+    sources: dict[str, str] = {}
+    """Text of each file with kernels that was loaded, by name."""
+    reached: dict[str, list[int]] = {}
+    """Lines that ran."""
+    identity: dict[str, str] = {}
+    failing: dict[str, str] = {}
+    """Stages that fail all the same, and how."""
+    windows: int = 0
+    seconds: float = 0.0
+
+
+# ------------------------------------------------------------------ in the parent
+
+
+def start_server(device: Device) -> multiprocessing.context.ForkServerContext:
+    """A server of processes that have everything imported but the target."""
+    # Whoever forks may have no threads; and the interpreter gains nothing from them.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    interpreter.set_device_mode(device)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def probe(context: Any, order: Order) -> Probed:
+    """Walk the gauntlet without a fault; raises `RuntimeError` if the process ends early."""
+    start = time.monotonic()
+    patient = order._replace(seconds_max=math.inf)
+    kind, answer = _ask(context, _probe, patient, None, None)
+    if kind != "answer":
+        raise RuntimeError(f"{order.target} could not be walked at all: {answer}")
+    probed = msgspec.json.decode(answer, type=Probed)
+    probed.seconds = round(time.monotonic() - start, 3)
+    return probed
+
+
+def run(context: Any, order: Order, mutant: Mutant | None) -> Outcome:
+    """Walk the gauntlet with a fault, or without any."""
+    start = time.monotonic()
+    kind, answer = _ask(context, _run, order, mutant, order.seconds_max + GRACE_SECONDS)
+    seconds = round(time.monotonic() - start, 3)
+    if kind == "answer":
+        outcome = msgspec.json.decode(answer, type=Outcome)
+    elif kind == "hung":
+        outcome = Outcome("timed out", "a single operation hung")
+    else:
+        outcome = Outcome("killed", answer)
+    outcome.seconds = seconds
+    return outcome
+
+
+def _ask(
+    context: Any,
+    work: Callable[[Order, Mutant | None], msgspec.Struct],
+    order: Order,
+    mutant: Mutant | None,
+    seconds_max: float | None,
+) -> tuple[str, str]:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, work, order, mutant), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds_max):
+            return "hung", ""
+        return "answer", ours.recv_bytes().decode()
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        return "died", signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+# ------------------------------------------------------------------ in the process
+
+
+def _serve(
+    answers: Connection,
+    work: Callable[[Order, Mutant | None], msgspec.Struct],
+    order: Order,
+    mutant: Mutant | None,
+) -> None:
+    _limit(order)
+    # What a broken kernel prints is nobody's business.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    answers.send_bytes(msgspec.json.encode(work(order, mutant)))
+    answers.close()
+    # A destructor might still trip over what the mutant left behind.
+    os._exit(0)
+
+
+def _limit(order: Order) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if math.isfinite(order.seconds_max):
+        seconds = int(2 * order.seconds_max + 2 * GRACE_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    if order.device == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+
+
+def _run(order: Order, mutant: Mutant | None) -> Outcome:
+    start = time.monotonic()
+
+    def late() -> bool:
+        return time.monotonic() - start > order.seconds_max
+
+    def mutated(name: str, source: str) -> str:
+        return mutant.of(source) if mutant is not None and name == mutant.file else source
+
+    windows, stage = 0, "loading"
+    try:
+        with rewriting(mutated):
+            for stage, found in _walked(order, late):
+                windows += found.windows
+                if found.check:
+                    return Outcome("killed", found.check, found.sentence, stage, windows)
+    except Exception as error:  # noqa: BLE001 - whatever a mutant brings about
+        return Outcome("killed", "crash", repr(error)[:500], stage, windows)
+    return Outcome("survived", stage=stage, windows=windows)
+
+
+def _walked(order: Order, late: Callable[[], bool]) -> Iterator[tuple[str, Found]]:
+    """The stages of the gauntlet, and what each came to, until it is late."""
+    targets: dict[Layout, Target] = {}
+    target = resolve(order.target, order.device)
+    for stage in gauntlet(target, order.target, order.device, order.seed):
+        if late():
+            return
+        if str(stage) not in order.left_out:
+            yield str(stage), _step(stage, targets, order, late)
+
+
+def _step(
+    stage: Stage, targets: dict[Layout, Target], order: Order, late: Callable[[], bool]
+) -> Found:
+    if stage.layout not in targets:
+        targets[stage.layout] = laid_out(resolve(order.target, order.device), stage.layout)
+    return stage.run(targets[stage.layout], late)
+
+
+def _probe(order: Order, mutant: Mutant | None) -> Probed:
+    """Every directed stage, and some steps of each configuration, traced."""
+    probed = Probed()
+
+    def note(name: str, source: str) -> str:
+        probed.sources[name] = source
+        return source
+
+    targets: dict[Layout, Target] = {}
+    with rewriting(note), _tracing(probed.sources) as reached:
+        target = resolve(order.target, order.device)
+        stages = gauntlet(target, order.target, order.device, order.seed)
+        directed = itertools.takewhile(lambda stage: stage.name != "random", stages)
+        for stage in (*directed, *first_steps(target, order.target, order.device, order.seed)):
+            found = _step(stage, targets, order, lambda: False)
+            probed.windows += found.windows
+            if found.check:
+                probed.failing[str(stage)] = f"{found.check}: {found.sentence}"
+        probed.identity = dict(target.identity())
+    for file, source in probed.sources.items():
+        probed.identity[file] = hashlib.sha256(source.encode()).hexdigest()
+    probed.reached = {file: sorted(reached.get(file, ())) for file in probed.sources}
+    return probed
+
+
+@contextmanager
+def _tracing(files: dict[str, str]) -> Iterator[dict[str, set[int]]]:
+    """Notes the lines of `files` that run; everything else runs untraced."""
+    reached: dict[str, set[int]] = {}
+
+    def lines(frame: FrameType, event: str, argument: Any) -> Any:
+        reached.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+        return lines
+
+    def calls(frame: FrameType, event: str, argument: Any) -> Any:
+        return lines(frame, event, argument) if frame.f_code.co_filename in files else None
+
+    sys.settrace(calls)
+    try:
+        yield reached
+    finally:
+        sys.settrace(None)
