@@ -1,7 +1,7 @@
 """One ring, two owners: SGLang's flags, and which path moves the cursors under which of them.
 
 Buffered decoding and the verification of drafts keep (d, k, g) in the same buffers and count in
-the same `write_pos` (0.5.16 to 0.5.19; later the verification has cursors of its own, by request).
+the same `write_pos` (0.5.16; from 0.5.20 on the verification has cursors of its own, by request).
 They count differently: one adds a token a step and starts over at L, the other adds what was
 accepted and moves a base. So whoever owns the ring is the only one to move it. The other path is
 then not a ring at all: plain decoding steps the checkpoint in place, and a verify keeps snapshots.
