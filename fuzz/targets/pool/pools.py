@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.targets.pool import shims
 from ringfold.fuzz.targets.pool.arena import Arena
+from ringfold.fuzz.targets.pool.prefixes import Prefixes, prompt
 from ringfold.fuzz.targets.pool.protocol import Message
 from ringfold.fuzz.targets.pool.shims import Permissive
 
@@ -81,9 +82,12 @@ class Pool:
         self, arguments: Any, setup: dict[str, Any], A_log: NDArray[Any], dt_bias: NDArray[Any]
     ) -> None:
         self.setup, self.arena = setup, Arena()
+        self.prompt = 2 * setup["ring"] + setup["window"]
+        """Tokens of a request's prompt: a prefix that ends at the last fold has some, too."""
         self.requests: dict[int, Any] = {}
         self.saved: dict[int, Any] = {}
         self.pool = self._pool()
+        self.prefixes = Prefixes(self.pool, arguments)
         self.runner = self._runner(arguments)
         self.layers = [self._layer(i, A_log[i], dt_bias[i]) for i in range(setup["layers"])]
 
@@ -191,7 +195,9 @@ class Pool:
 
     def admit(self, state: NDArray[Any], *, request: int) -> Message:
         """Allocate, clear as the forward pass of a prefill does, and write what prefill leaves."""
-        self._alloc(request)
+        made = _request(request, self.prompt)
+        self.prefixes.match(made)
+        self._alloc(request, made)
         self._clear_or_copy(clear=self._slot(request))
         self._temporal(request).copy_(_tensor(state))
         return self._seat(request)
@@ -201,7 +207,8 @@ class Pool:
 
         This is what `match_prefix` prepares for a copy on write.
         """
-        made = _request(request)
+        made = _request(request, self.prompt)
+        self.prefixes.match(made)
         slot = self.pool.mamba_allocator.alloc(1)
         assert slot is not None
         _holder(made).mamba_pool_idx = slot[0]
@@ -215,10 +222,32 @@ class Pool:
         self.pool.free_mamba_cache(made)
         self.pool.free(made)
 
+    def donate(self, *, request: int, prefix: int) -> Message:
+        """Finish: its slot is the prefix cache's from now on."""
+        slot, made = self._slot(request), self.requests.pop(request)
+        key = self.prefixes.finish(made, _holder(made, "req_pool_idx"), prefix)
+        return Message("done", {"slot": slot, "lacks": self.prompt - key}, [])
+
+    def hit(self, *, request: int, prefix: int) -> Message:
+        """Begin with a prompt whose first tokens are a prefix that is kept."""
+        tokens = self.prefixes.kept[prefix] + prompt(request, 1)
+        made = _request(request, tokens=tokens)
+        self.prefixes.match(made)
+        source = _holder(made).mamba_cow_src_index
+        if source is None:
+            raise RuntimeError(f"the prefix cache has no state for prefix {prefix}")
+        self._alloc(request, made)
+        self._clear_or_copy(copy=(int(source), self._slot(request)))
+        return self._seat(request)
+
+    def evict(self, *, prefix: int) -> None:
+        """Have the prefix cache give a state up."""
+        self.prefixes.evict(prefix)
+
     def save(self, *, request: int) -> None:
         """Retract to host memory: `Req.offload_kv_cache`, then give the seat back."""
         made = self.requests[request]
-        _request_class().offload_kv_cache(made, self.pool, self._allocator())
+        made.offload_kv_cache(self.pool, self._allocator())
         self.free(request=request)
         self.saved[request] = made
 
@@ -226,7 +255,7 @@ class Pool:
         """Resume: allocate anew, then `Req.load_kv_cache`."""
         made = self.saved.pop(request)
         self._alloc(request, made)
-        _request_class().load_kv_cache(made, self.pool, self._allocator())
+        made.load_kv_cache(self.pool, self._allocator())
         return self._seat(request)
 
     # A step.
@@ -322,8 +351,7 @@ class Pool:
             spec_info=Permissive(draft_token_num=tokens),
         )
 
-    def _alloc(self, request: int, made: Any = None) -> None:
-        made = made or _request(request)
+    def _alloc(self, request: int, made: Any) -> None:
         if self.pool.alloc([made]) is None:
             raise RuntimeError("the pool has no row left")
         self.requests[request] = made
@@ -394,27 +422,13 @@ CURSORS = (
 )
 
 
-def _request_class() -> Any:
+def _request(number: int, length: int = 0, tokens: Any = None) -> Any:
+    """A request with tokens of its own, or with these."""
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
 
-    return Req
-
-
-def _request(number: int) -> Any:
-    """A stand-in for `Req`: the fields that pools and caches read."""
-    from sglang.srt.managers import schedule_batch
-
-    made: Any = Permissive(
-        rid=str(number), seqlen=1, inflight_middle_chunks=0, kv_committed_len=0,
-        mamba_needs_clear=False,
-        _mamba_pool_needing_backup=lambda *a: schedule_batch.Req._mamba_pool_needing_backup(
-            made, *a
-        ),
-    )  # fmt: skip
-    info = getattr(schedule_batch, "ReqKvInfo", None)
-    if info is not None and hasattr(info, "mamba_pool_idx"):
-        made.kv = info()
-    return made
+    own = prompt(number, length) if tokens is None else tokens
+    return Req(str(number), "", own, SamplingParams(max_new_tokens=1))
 
 
 def _holder(request: Any, field: str = "mamba_pool_idx") -> Any:

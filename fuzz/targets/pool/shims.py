@@ -59,8 +59,9 @@ def publish_arguments() -> Any:
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     arguments = ServerArgs(
-        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton"
+        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1
     )
+    arguments._mamba_cache_chunk_size = 64  # else later releases look for the model's configuration
     set_global_server_args_for_scheduler(arguments)
     return arguments
 

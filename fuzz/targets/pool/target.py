@@ -122,7 +122,12 @@ class SglangPool:
     """The integration as it is released, one pool."""
 
     lockstep = True
-    operations = frozenset({"admit", "free", "fork", "verify", "commit", "idle", "save", "restore"})
+    operations = frozenset(
+        {
+            *("admit", "free", "fork", "verify", "commit", "idle"),
+            *("save", "restore", "donate", "hit", "evict"),
+        }
+    )
 
     def __init__(
         self, release: str, name: str, dialect: str, worker: WorkerProcess, pool: str = "replay"
@@ -214,6 +219,30 @@ class SglangPool:
         """Through the release's resumption."""
         self._seat(request, "restore")
 
+    def donate(self, request: Request, prefix: int) -> Mapping[str, int]:
+        """Through the release's prefix cache, which takes a finished request's slot.
+
+        The length of the key says which tokens the cache takes the state to hold.
+        """
+        waiting = self._waiting(request)
+        del self.seats[request]
+        reply = self._ask("donate", request=request, prefix=prefix).fields
+        claims = 0 if self.dialect.donates == "state" else waiting
+        if reply["lacks"] != claims:
+            raise RuntimeError(
+                f"the key of prefix {prefix} lacks the last {reply['lacks']} tokens, but "
+                f"{claims} were to be left out"
+            )
+        return {"slot": reply["slot"]}
+
+    def hit(self, request: Request, prefix: int) -> None:
+        """Through the match of a prompt in the prefix cache, and its copy on write."""
+        self._seat(request, "hit", prefix=prefix)
+
+    def evict(self, prefix: int) -> None:
+        """Through the prefix cache's own eviction."""
+        self._ask("evict", prefix=prefix)
+
     def verify(
         self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
@@ -276,6 +305,13 @@ class SglangPool:
             return None
         name = f"{self.release} pool without replay"
         return SglangPool(self.release, name, "snapshots", self.worker, "snapshots")
+
+    def _waiting(self, request: Request) -> int:
+        """Records that the request's checkpoint lacks."""
+        if "write_pos" not in self.shown:
+            return 0
+        buffer, cursors = self.shown["write_pos"]
+        return int(cursors[self.seats[request][buffer.axes[0]]])
 
     # Asking the worker.
 
