@@ -6,6 +6,7 @@
 | `sim@DIALECT` | its machine of another protocol, such as `compact` |
 | `sim:NAME` | the ring machine with a planted bug |
 | `triton` | our own kernels |
+| `triton+NAME=VALUE` | the same with a constant of their source changed |
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
@@ -79,7 +80,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
     """
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
-    if name == "triton":
+    if name.partition("+")[0] == "triton":
         return _ours(name, device)
     if _parts(name.removesuffix(SPLIT))[0] in FAMILIES:
         return _sglang(name, device)
@@ -192,9 +193,14 @@ def _simulated_dialect(name: str) -> Target:
 def _ours(name: str, device: Device) -> Target:
     if lacking := _lacking_packages():
         raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
+    from ringfold.fuzz.targets.constants import ConstantError, rewrite_of
     from ringfold.fuzz.targets.ours import TritonRing
 
-    return TritonRing(name, device)
+    try:
+        rewrite = rewrite_of(name)
+    except ConstantError as error:
+        raise UnknownTargetError(f"target {name!r}: {error}") from None
+    return TritonRing(name, device, rewrite)
 
 
 def _sglang(name: str, device: Device) -> Target:

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# What needs a GPU, in one go: gpu.sh FOLDER [PART...]
+#
+#   bench    the peers, and what docs/kernels.md asks of our kernels    170 s at most, the card alone
+#   right    tests, replayed graphs, sanitizer, explored protocols      200 s, side by side
+#   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
+#   sweep    what the times depend on                                   150 s, the card alone
+#
+# Without PART all of them, in ten minutes. Results and logs go to FOLDER; the table at the end says
+# how each ended. DEVICE=cpu runs the same commands small and without a clock, to see that they run.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+OUT=$(realpath -m "${1:?usage: gpu.sh FOLDER [PART...]}")
+PARTS=" ${*:2} "
+PYTHON=${PYTHON:-python3}
+DEVICE=${DEVICE:-cuda}
+FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+CORES=$(nproc)
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+LOGS=$(mktemp -d)
+mkdir -p "$OUT"
+
+wanted() { [[ $PARTS == "  " || $PARTS == *" $1 "* ]]; }
+
+run() {  # run NAME SECONDS COMMAND...: keep its output, and note how it ended
+  local name=$1 limit=$2 start=$SECONDS code
+  shift 2
+  timeout --signal=INT --kill-after=10 "$limit" "$@" >"$LOGS/$name" 2>&1
+  code=$?
+  printf '%-18s exit %-4s %4d of %4d s\n' "$name" $code $((SECONDS - start)) "$limit" \
+    >>"$LOGS/table"
+}
+ringfold=("$PYTHON" -m ringfold)
+pytest=("$PYTHON" -m pytest -q --device "$DEVICE" -p no:cacheprovider)
+
+PEERS=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.23 triton)
+ASKED=(
+  triton+RING_REGISTERS=200
+  triton+RING_REGISTERS=168
+  triton+PLAN_REGISTERS=128
+  triton+ORDERED=True
+  triton+TILE_K=16+RING_REGISTERS=200
+  triton+ORDERED=True+RING_REGISTERS=168+PLAN_REGISTERS=128
+  triton+ORDERED=True+RING_REGISTERS=200+PLAN_REGISTERS=128+TILE_K=16
+)
+TESTS=(tests/kernels --ignore tests/kernels/test_layouts.py --ignore tests/kernels/test_graph.py)
+SHORT=(tests/kernels/test_ring.py -x -k "history_agrees or padding_row or slot_stride")
+if [ "$DEVICE" = cuda ]; then
+  CLOCK=(--device cuda)
+  PRODUCTION=(--geometry 16,32,128,128 --dtype bfloat16)
+  LONG=(--ring 64 --window 8)
+  VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
+  SOME=(-n 4)
+  BUDGET=(--max-time "$FUZZ_SECONDS")
+else
+  CLOCK=(--dry-run)
+  PRODUCTION=()
+  LONG=(--ring 8 --window 4)
+  VARYING=(--batch 1 --batch 2)
+  SOME=(-k "history_agrees and plain")
+  BUDGET=(--max-windows 20)
+fi
+on=(--device "$DEVICE")
+drawn() { [ "$DEVICE" = cpu ] || echo "--plot=$OUT/$1.png"; }
+
+if wanted bench; then
+  run bench 170 "${ringfold[@]}" bench "${PEERS[@]}" "${ASKED[@]}" "${CLOCK[@]}" \
+    --save "$OUT/bench.json" $(drawn bench)
+fi
+if wanted right; then
+  run kernels 200 "${pytest[@]}" "${TESTS[@]}" "${SOME[@]}" &
+  run graph 200 "${pytest[@]}" tests/kernels/test_graph.py &
+  run explore-16-4 200 "${ringfold[@]}" explore triton --ring 16 --window 4 \
+    "${on[@]}" "${PRODUCTION[@]}" --max-time 120 --workers 3 --run-dir "$OUT" --json &
+  run explore-64-8 200 "${ringfold[@]}" explore triton "${LONG[@]}" \
+    "${on[@]}" --max-time 170 --workers $((CORES / 3 + 1)) --run-dir "$OUT" --json &
+  if [ "$DEVICE" = cuda ] && command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck initcheck; do
+      # Tensors of their own allocation each, so that a step beyond one is seen.
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 run $tool 200 compute-sanitizer --tool $tool \
+        --error-exitcode 99 "${pytest[@]}" "${SHORT[@]}" &
+    done
+  fi
+  wait
+  for name in explore-16-4 explore-64-8; do
+    grep -m1 '^{' "$LOGS/$name" >"$OUT/$name.json"
+  done
+fi
+if wanted fuzz; then
+  # Pairwise configurations; the geometry of a server; and a small one, for many row-windows.
+  third=$((CORES / 3 + 1))
+  limit=$((FUZZ_SECONDS + 60))
+  run fuzz $limit "${ringfold[@]}" fuzz triton "${on[@]}" "${BUDGET[@]}" \
+    --workers $third --run-dir "$OUT/fuzz" &
+  run fuzz-production $limit "${ringfold[@]}" fuzz triton "${on[@]}" "${BUDGET[@]}" \
+    "${PRODUCTION[@]}" --workers $third --run-dir "$OUT/fuzz-production" &
+  run fuzz-small $limit "${ringfold[@]}" fuzz triton "${on[@]}" "${BUDGET[@]}" \
+    --geometry 1,2,32,32 --workers $third --run-dir "$OUT/fuzz-small" &
+  wait
+fi
+if wanted sweep; then
+  run sweep 150 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
+    --save "$OUT/sweep.json" $(drawn sweep)
+fi
+
+for log in "$LOGS"/*; do
+  printf '\n======== %s\n' "$(basename "$log")"
+  cat "$log"
+done >"$OUT/logs.txt"
+for name in bench sweep; do
+  [ ! -e "$LOGS/$name" ] || grep -vE '^ *$' "$LOGS/$name" | cut -c1-140
+done
+echo
+cat "$LOGS/table"
