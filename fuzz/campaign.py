@@ -19,13 +19,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from ringfold.fuzz import failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.course import Budget, Course, Lot
+from ringfold.fuzz.course import Budget, Course, Lot, Turns
 from ringfold.fuzz.legality import Class, classify, rank
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.shrink import Shrunk
@@ -37,6 +37,9 @@ from ringfold.fuzz.walk import Verdict, at_once, walk
 from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.situations import reachable_situations
+
+Engine = Literal["seeded", "hypothesis"]
+"""Who makes the choices of a history."""
 
 KEPT_MAX: Final = 5
 """Failures of one symptom that are written to disk; all are counted."""
@@ -220,23 +223,38 @@ def _warm_up(plan: Plan) -> tuple[dict[str, str], float]:
 def _walk_lot(lot: Lot) -> list[Walked]:
     target = _target(lot.plan.target, _orders.device)
     walked = list[Walked]()
+
+    def walk_next(trace: Trace) -> Verdict:
+        number = lot.first + len(walked)
+        post = functools.partial(_post, lot.configuration, number)
+        post()
+        verdict = walk(trace, target, out_of_time=post, on_windows=_orders.clock.count)
+        result = Walked(lot.configuration, number, verdict)
+        if verdict.mismatches:
+            identity = dict(target.identity())
+            result.failure = failures.as_failure(trace, verdict.mismatches, identity)
+            again = {mismatch.key for mismatch in walk(result.failure, target).mismatches}
+            result.flaky = verdict.mismatches[0].key not in again
+        walked.append(result)
+        return verdict
+
     try:
-        for number, trace in enumerate(lot.traces, start=lot.first):
+        for trace in lot.traces:
             if _orders.out_of_time():
                 break
-            post = functools.partial(_post, lot.configuration, number)
-            post()
-            verdict = walk(trace, target, out_of_time=post, on_windows=_orders.clock.count)
-            result = Walked(lot.configuration, number, verdict)
-            if verdict.mismatches:
-                identity = dict(target.identity())
-                result.failure = failures.as_failure(trace, verdict.mismatches, identity)
-                again = {mismatch.key for mismatch in walk(result.failure, target).mismatches}
-                result.flaky = verdict.mismatches[0].key not in again
-            walked.append(result)
+            walk_next(trace)
+        if lot.windows:
+            _let_hypothesis_tell(lot, walk_next)
     finally:
         _orders.watch.done()
     return walked
+
+
+def _let_hypothesis_tell(lot: Lot, walk_next: Callable[[Trace], Verdict]) -> None:
+    from ringfold.fuzz.machine import examine
+
+    out_of_time = _orders.out_of_time
+    examine(lot.plan, lot.seed, walk_next, windows_max=lot.windows, out_of_time=out_of_time)
 
 
 def _post(configuration: int, number: int) -> bool:
@@ -274,10 +292,11 @@ class Campaign:
         workers: int | None = None,
         shrink_max: float = 0.0,
         hang_max: float = HANG_SECONDS,
+        engine: Engine = "seeded",
     ) -> None:
         """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves it as found.
 
-        `hang_max`: seconds after which an operation is given up.
+        `hang_max`: seconds after which an operation is given up. `engine`: who tells histories.
         """
         self.hang_max = hang_max
         self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
@@ -296,7 +315,11 @@ class Campaign:
         context = multiprocessing.get_context("spawn")
         self.clock = Clock(context)
         self.watch = Watch(context, count)
-        self.course = Course(plans, seed, budget.windows_max, device)
+        self.course: Course | Turns = (
+            Course(plans, seed, budget.windows_max, device)
+            if engine == "seeded"
+            else Turns(plans, seed, budget.windows_max)
+        )
         self.orders = Orders(device, budget.time_max, self.clock, self.watch)
         # One thread of linear algebra a worker: the workers are the parallelism.
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -422,6 +445,8 @@ class Campaign:
             failures.write_suspect(trace, self.run_dir) for lot in suspects for trace in lot.traces
         ]
         if not paths:
+            if suspects:
+                return "a worker process died while Hypothesis told it histories: nothing is kept"
             return (
                 "a worker process died, but not while it walked a history: "
                 "it was building the target, or shrinking what it found"

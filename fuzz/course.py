@@ -7,6 +7,7 @@ returned it. So the same seed and the same number of windows give the same trace
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -19,6 +20,9 @@ from ringfold.fuzz.trace import Trace
 
 LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
 """Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
+
+TURN_WINDOWS: Final = 500
+"""Row-windows for which Hypothesis stays with one configuration."""
 
 AHEAD: Final = {"cpu": 96, "cuda": 16}
 """How many lots are told before what came of a lot is heard."""
@@ -39,6 +43,10 @@ class Lot(NamedTuple):
     first: int
     """Number of the first history."""
     traces: tuple[Trace, ...]
+    windows: int = 0
+    """Without traces: for how many row-windows Hypothesis tells histories of its own."""
+    seed: int = 0
+    """Of Hypothesis' choices."""
 
     @property
     def numbers(self) -> range:
@@ -120,3 +128,31 @@ class Course:
             self.learnt += 1
             for trace, ratios in zip(lot.traces, largest, strict=False):
                 self.peaks[lot.configuration].hear(trace, ratios)
+
+
+class Turns:
+    """The course where Hypothesis tells the histories: configurations take turns.
+
+    It aims by what it has seen itself, so a turn is long, and learns nothing from other turns.
+    """
+
+    waits = False
+
+    def __init__(self, plans: Sequence[Plan], seed: int, windows_max: int | None) -> None:
+        self.plans, self.seed, self.left = plans, seed, windows_max
+        self.told = 0
+
+    def hear(self, lot: Lot, largest: Sequence[Mapping[str, float]]) -> None:
+        """Nothing is learnt."""
+
+    def lot(self) -> Lot | None:
+        """The next configuration's turn; nothing once the windows are used up."""
+        if self.left == 0:
+            return None
+        turn, at = self.told, self.told % len(self.plans)
+        self.told += 1
+        count = TURN_WINDOWS if self.left is None else min(self.left, TURN_WINDOWS)
+        if self.left is not None:
+            self.left -= count
+        first = turn * TURN_WINDOWS  # a history has a window at least
+        return Lot(self.plans[at], at, first, (), count, zlib.crc32(f"{self.seed} {turn}".encode()))

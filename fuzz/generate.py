@@ -57,11 +57,11 @@ def history(
     habits = temper(draw, usual(plan.operations), seeks=unseen is not None)
     story = Story(plan, draw, habits, unseen or Unseen(plan.setup), windows_max)
     if first:
-        story.tell(_within(tuple(directed(plan)), windows_max))
+        story.tell(within(tuple(directed(plan)), windows_max))
     else:
         if peaks is not None and (old := peaks.resumed(draw)) is not None:
             payload = old.payload
-            story.tell(_within(_cut(draw, old.operations), windows_max))
+            story.tell(within(_cut(draw, old.operations), windows_max))
         _at_random(story)
     return told(plan, payload, story.operations)
 
@@ -119,7 +119,7 @@ def _cut(draw: Draw, operations: Sequence[Operation]) -> Sequence[Operation]:
     return operations[: draw.integer(len(operations) // 2, len(operations))]
 
 
-def _within(operations: Sequence[Operation], windows_max: int | None) -> Sequence[Operation]:
+def within(operations: Sequence[Operation], windows_max: int | None) -> Sequence[Operation]:
     """As many of them as a budget of row-windows allows."""
     left = windows_max
     if left is None:

@@ -6,14 +6,13 @@ It meets the histories that a campaign with the same seed would, in the same ord
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ringfold.fuzz.configurations import configurations, rows
-from ringfold.fuzz.course import Course
+from ringfold.fuzz.course import Course, Turns
 from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.mismatch import Mismatch
@@ -29,9 +28,6 @@ HORIZON: Final = {"cpu": 64, "cuda": 2**16}
 """Row-windows of one repeat at most: where kernels are interpreted, some ten seconds."""
 
 HORIZON_EMULATED: Final = 1024
-
-TURN_WINDOWS: Final = 500
-"""Row-windows for which Hypothesis stays with one configuration: it aims better the longer."""
 
 
 class Hunt(NamedTuple):
@@ -135,10 +131,7 @@ def hunt_with_hypothesis(
     seconds_max: float | None = None,
     device: Device = "cpu",
 ) -> Hunt:
-    """The same, but Hypothesis makes the choices; configurations take turns.
-
-    It needs the package `hypothesis`.
-    """
+    """The same, but Hypothesis makes the choices; it needs the package `hypothesis`."""
     from ringfold.fuzz.machine import examine
 
     start, windows, histories = time.perf_counter(), 0, 0
@@ -156,12 +149,9 @@ def hunt_with_hypothesis(
             failed = as_failure(trace, verdict.mismatches, {}), verdict.mismatches
         return verdict
 
-    for turn, plan in enumerate(itertools.cycle(plans(target, device))):
-        left = None if windows_max is None else windows_max - windows
-        if late() or failed is not None or (left is not None and left < TURN_WINDOWS):
-            break
-        share = TURN_WINDOWS if left is None else min(left, TURN_WINDOWS)
-        examine(plan, seed + turn, walked, windows_max=share, out_of_time=late)
+    turns = Turns(plans(target, device), seed, windows_max)
+    while failed is None and not late() and (lot := turns.lot()) is not None:
+        examine(lot.plan, lot.seed, walked, windows_max=lot.windows, out_of_time=late)
     seconds = time.perf_counter() - start
     failure, mismatches = failed or (None, [])
     return Hunt(failure, mismatches, windows, histories, seconds)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
+import msgspec
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from ringfold.fuzz.draws import Draw
-from ringfold.fuzz.generate import full_house, told, windows
+from ringfold.fuzz.generate import full_house, told, windows, within
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.rules import RULES, Rule, usual
 from ringfold.fuzz.steering import Unseen
@@ -140,19 +141,18 @@ def examine(
         plan: what is told; its directed history is not.
         seed_: decides all choices.
         walk: hears of every history and walks it; it learns of a failure by itself.
-        windows_max: row-windows of all histories; the one that would exceed it is not walked.
+        windows_max: row-windows of all histories; the last one is cut.
         out_of_time: asked before every history.
     """
     left = windows_max
 
     def limited(trace: Trace) -> Verdict:
         nonlocal left
-        count = windows(trace.operations)
-        if out_of_time() or (left is not None and count > left):
-            left = 0
+        if out_of_time() or left == 0:
             raise _EnoughError
         if left is not None:
-            left -= count
+            trace = msgspec.structs.replace(trace, operations=within(trace.operations, left))
+            left -= windows(trace.operations)
         return walk(trace)
 
     quiet = settings(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 import typer
 from rich.table import Table
 
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import Campaign, Report
+from ringfold.fuzz.campaign import Campaign, Engine, Report
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -25,6 +26,7 @@ from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import ACTIVATIONS
 
+ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 TIME_MAX_DEFAULT: Final = 60.0
 
 
@@ -68,10 +70,17 @@ def fuzz(
             metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
         ),
     ] = "nan",
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(ENGINES),
+            help="Who makes the choices of a history (docs/generation.md).",
+        ),
+    ] = "seeded",
     as_json: AsJson = False,
 ) -> None:
     """Walk many histories on each target and compare it with the oracle after every operation."""
-    worst = dead_of(dead)
+    worst, by = dead_of(dead), _engine_of(engine)
     on = device_of(device)
     names = targets or ["sim"]
     shape = None if geometry is None else geometry_of(geometry)
@@ -97,7 +106,7 @@ def fuzz(
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)
     shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX
-    campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max)
+    campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max, engine=by)
     with progress_display() as progress:
         task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
 
@@ -117,6 +126,18 @@ def fuzz(
     if any(not finding.flaky for finding in report.findings):
         raise typer.Exit(MISMATCH)
     raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
+
+
+def _engine_of(text: str) -> Engine:
+    for known in ENGINES:
+        if text == known:
+            if known == "hypothesis" and importlib.util.find_spec("hypothesis") is None:
+                raise typer.BadParameter(
+                    "the package hypothesis is not here: type pip install hypothesis",
+                    param_hint="--engine",
+                )
+            return known
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(ENGINES)}", param_hint="--engine")
 
 
 def _show_report(report: Report) -> None:
