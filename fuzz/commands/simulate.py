@@ -213,13 +213,15 @@ def _show(report: Report, pool: Pool) -> None:
     out.print()
     print_table(table)
     swept = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("protocol", "T", "us/step by ring length", "recommended"):
-        swept.add_column(heading)
+    rings = sorted({p.ring or 0 for sweep in report.sweeps for p in sweep.predictions})
+    for heading in ("protocol", "T", *(f"L={ring}" for ring in rings), "recommended"):
+        swept.add_column(heading, no_wrap=True)
     for sweep in report.sweeps:
-        times = ", ".join(f"L={p.ring}: {p.step_microseconds:.1f}" for p in sweep.predictions)
-        swept.add_row(sweep.dialect, str(sweep.window), times, f"L={sweep.recommended_ring}")
-    out.print()
-    out.print(swept)
+        times = {p.ring: f"{p.step_microseconds:.1f}" for p in sweep.predictions}
+        cells = (times.get(ring, "") for ring in rings)
+        swept.add_row(sweep.dialect, str(sweep.window), *cells, f"L={sweep.recommended_ring}")
+    out.print("\nus/step by ring length:")
+    print_table(swept)
     out.print(
         "\nfolds: row-windows that fold; waiting: records that wait after a commit; times: what "
         "the bytes take at that bandwidth, launches and other kernels left out. What a server "
