@@ -20,9 +20,9 @@ import msgspec
 from ringfold.sim.dialects import (
     CHECKPOINT,
     DIALECTS,
-    OUTPUT_RINGS,
     RING_CURSORS,
     SNAPSHOTS,
+    STATE_RINGS,
     Buffer,
     Role,
 )
@@ -159,12 +159,8 @@ CONV_WINDOWS: Final = Buffer(
 )
 
 
-# Plain decoding folds d into the state, so these records have the state's dtype.
-DECODE_RING: Final = (
-    CHECKPOINT,
-    *(r._replace(role="state") if r.role == "record" else r for r in OUTPUT_RINGS),
-    RING_CURSORS[0],
-)
+# Its base and its flag are not kept.
+DECODE_RING: Final = (CHECKPOINT, *STATE_RINGS, RING_CURSORS[0])
 
 
 def speculative(dialect: str) -> tuple[Buffer, ...]:
@@ -230,6 +226,7 @@ LAYOUTS: Final = (
         Budget(1, drafts=False, rings=True),
     ),
     Layout("open-loop", "no release", speculative("open-loop")),
+    Layout("linear-cache", "no release", speculative("linear-cache")),
     Layout("linear-cache", "no release", speculative("linear-cache")),
     Layout(
         "decode-ring",

@@ -2,8 +2,8 @@
 
 Two figures were measured by others: the snapshots of a 30-layer model with 48 running requests
 (published as 11.48 GB) and its six rings. The rest is compared with products written out by hand
-from the shapes in SGLang's `MambaPool`, and with its formula for the bytes of a ring; comparing
-with the pool that a release really allocates needs its packages and is done where they are there.
+from the shapes in SGLang's `MambaPool`, and with its formula for the bytes of a ring. What the
+releases' own pools allocate is compared in `tests/fuzz/test_memory_pools.py`.
 """
 
 from __future__ import annotations
@@ -136,6 +136,17 @@ class TestShapes:
         pool = msgspec.structs.replace(self.pool, conv_dtype="float32")
 
         assert not [name for name in sizes(found(pool, "compact")) if name.endswith("_low")]
+
+    def test_linear_cache(self) -> None:
+        """A delta, a key and a gate for each token of a request's window, and no cursors."""
+        row = self.layers * self.requests
+        expected = self.common() | {
+            "d": row * 6 * 4 * 7 * 2,
+            "k": row * 3 * 4 * 5 * 2,
+            "g": row * 6 * 4 * 4,
+        }
+
+        assert sizes(found(self.pool, "linear-cache")) == expected
 
     def test_decode_ring(self) -> None:
         """Records in the dtype of the state, one cursor, nothing that speculation needs."""

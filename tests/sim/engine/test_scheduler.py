@@ -8,8 +8,10 @@ the same events are a legal history for any implementation is asserted where the
 
 from __future__ import annotations
 
+import doctest
 from collections import Counter, defaultdict
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -307,3 +309,10 @@ def test_a_thousand_concurrent_requests() -> None:
     assert most == 1000
     assert len(answers) == 3000
     assert {type(event) for event in happened} >= {ev.Save, ev.Hit, ev.Fork, ev.Evict}
+
+
+def test_the_page_is_right() -> None:
+    """The example of `docs/engine.md` runs, and prints what it says."""
+    page = Path(__file__).parents[3] / "docs" / "engine.md"
+
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
