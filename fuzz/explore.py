@@ -3,8 +3,9 @@
 A *transition* is a reachable cursor state, the length of a window and how much of it is accepted.
 Each becomes a row of a large batch: its request is placed in the state, verifies, commits, and
 verifies and commits a full window more, so that what the first step wrote is read or folded. Dead
-memory is NaN throughout. A batch that fails is cut in two until single transitions fail (or batches
-whose halves do not), and the first of each cause is shrunk.
+memory is NaN throughout, unless something milder is asked for. A batch that fails is cut in two
+until single transitions fail (or batches whose halves do not), and the first of each cause is
+shrunk.
 
 The cursors' own kernel is small enough to try *every* input, reachable or not, in a few launches.
 """
@@ -28,18 +29,28 @@ from numpy.typing import NDArray
 from ringfold.fuzz import arrays, failures
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.campaign import cores
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.placing import place_cursors
 from ringfold.fuzz.shrink import Written
 from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Commit, PayloadSpec, Place, Symptom, Trace, Verify
+from ringfold.fuzz.trace import (
+    Commit,
+    Decode,
+    Operation,
+    PayloadSpec,
+    Place,
+    Symptom,
+    Trace,
+    Verify,
+)
 from ringfold.fuzz.walk import walk
 from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 
-BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 512}
+BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 4096}
 BATCH_ELEMENTS_MAX: Final = 2**23
 """State elements in a batch: the oracle walks float64 copies of them."""
 CURSOR_ROWS_MAX: Final = 4096
@@ -97,6 +108,8 @@ class Plan(NamedTuple):
     target: str
     device: Device
     setup: Setup
+    dead: Dead = "nan"
+    """What dead memory is filled with, after everything."""
 
 
 # ------------------------------------------------------------------ one batch
@@ -120,23 +133,25 @@ def history(plan: Plan, transitions: Sequence[Transition]) -> Trace:
             records=step.before.write_pos,
             flush=bool(step.before.is_flush),
             # Between places memory is left alone, so that they are one operation.
-            dead="nan" if request == count - 1 else "leave",
+            dead=plan.dead if request == count - 1 else "leave",
         )
         for request, step in zip(requests, transitions, strict=True)
     ]
     lengths = (*(step.length for step in transitions), 1)
     accepted = (*(step.accepted for step in transitions), None)
+    steps: tuple[Operation, ...] = (
+        Verify(tag=count, rows=rows, lengths=lengths, dead=plan.dead),
+        Commit(tag=count, accepted=accepted, dead=plan.dead),
+        Verify(tag=count + 1, rows=rows, lengths=(*[T] * count, 1), dead=plan.dead),
+        Commit(tag=count + 1, accepted=(*[T] * count, None), dead=plan.dead),
+    )
+    if not DIALECTS[plan.setup.dialect].verifies:
+        steps = tuple(Decode(tag=count + i, rows=rows, dead=plan.dead) for i in range(2))
     return Trace(
         setup=msgspec.structs.replace(plan.setup, slots=count + 1),
         payload=PayloadSpec(seed=0, profile=PROFILE),
         target=plan.target,
-        operations=(
-            *places,
-            Verify(tag=count, rows=rows, lengths=lengths, dead="nan"),
-            Commit(tag=count, accepted=accepted, dead="nan"),
-            Verify(tag=count + 1, rows=rows, lengths=(*[T] * count, 1), dead="nan"),
-            Commit(tag=count + 1, accepted=(*[T] * count, None), dead="nan"),
-        ),
+        operations=(*places, *steps),
     )
 
 
@@ -231,7 +246,8 @@ def walk_cursors(plan: Plan) -> CursorsWalked:
     """
     setup, target = plan.setup, _target(plan.target, plan.device)
     walked = CursorsWalked()
-    if not DIALECTS[setup.dialect].has_ring:
+    dialect = DIALECTS[setup.dialect]
+    if not dialect.has_ring or not dialect.verifies:  # a decode step has no commit of its own
         return walked
     if because := refusal(target, setup):
         raise RefusedError(f"target {target.name}: {because}")
@@ -306,6 +322,7 @@ def explore(
     setup: Setup,
     device: Device = "cpu",
     *,
+    dead: Dead = "nan",
     run_dir: Path | None = None,
     workers: int | None = None,
     seconds_max: float | None = None,
@@ -313,7 +330,7 @@ def explore(
 ) -> Explored:
     """Every transition and every cursor input of `setup` on the target called `name`."""
     started = time.monotonic()
-    plan, steps = Plan(name, device, setup), protocol_steps(setup)
+    plan, steps = Plan(name, device, setup, dead), protocol_steps(setup)
     report = Explored(name, device, str(setup), len(steps.states), len(steps.transitions))
     todo = list(batches(plan))
     # One thread of linear algebra a worker: the workers are the parallelism.

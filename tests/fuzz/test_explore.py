@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from ringfold.fuzz import cli, explore
 from ringfold.fuzz.commands.options import AGREE, MISMATCH
 from ringfold.fuzz.explore import Plan, Walked, cursor_inputs, walk_batch, walk_cursors
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.planted import KINDS, PLANTED
 from ringfold.fuzz.shrink import shrink
 from ringfold.fuzz.target import Request
@@ -55,7 +57,10 @@ def walk_all(plan: Plan) -> Walked:
     return total
 
 
-@pytest.mark.parametrize("target", ["sim", "sim@compact", "sim@open-loop", "sim@snapshots"])
+@pytest.mark.parametrize(
+    "target",
+    ["sim", "sim@compact", "sim@open-loop", "sim@snapshots", "sim@linear-cache", "sim@decode-ring"],
+)
 def test_every_transition_of_a_right_machine_agrees(target: str) -> None:
     """All are walked to their end, two windows each."""
     plan = plan_of(target)
@@ -66,6 +71,16 @@ def test_every_transition_of_a_right_machine_agrees(target: str) -> None:
     assert walked.covered == transitions
     assert walked.windows == 2 * transitions
     assert walked.failing == []
+
+
+@pytest.mark.parametrize("dead", get_args(Dead))
+def test_dead_memory_is_filled_as_asked(dead: Dead) -> None:
+    """After everything that a batch does, its placing included."""
+    plan = plan_of("sim")._replace(dead=dead)
+
+    trace = explore.history(plan, explore.protocol_steps(plan.setup).transitions[:3])
+
+    assert {operation.dead for operation in trace.operations[2:]} == {dead}
 
 
 def test_the_history_of_a_batch_is_one_that_a_scheduler_could_do() -> None:
