@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 .NOTPARALLEL:
-.PHONY: help env test quality soak fuzz lint types clean
+.PHONY: help env test quality soak served fuzz lint types clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,9 +64,26 @@ quality: env  ## Hunt every planted bug, from a seed that is drawn and printed
 
 SOAK_SEED := $(shell date +%s)
 SOAK_WINDOWS ?= 50000
-soak: env  ## Walk a million row-windows of the sound simulator from 20 seeds (about an hour)
-	for seed in {1..20}; do $(VENV)/bin/ringfold fuzz sim --seed $$(( ($(SOAK_SEED) + seed) % 2**32 )) \
-	  --max-windows $(SOAK_WINDOWS) --run-dir runs/soak-$(SOAK_SEED)-$$seed || exit; done
+SOUND ?= snapshots ring fold-every-commit compact open-loop linear-cache decode-ring
+soak: env  ## Walk a million row-windows of each sound machine from 20 seeds (an hour each)
+	for dialect in $(SOUND); do for seed in {1..20}; do \
+	  $(VENV)/bin/ringfold fuzz sim@$$dialect --seed $$(( ($(SOAK_SEED) + seed) % 2**32 )) \
+	  --max-windows $(SOAK_WINDOWS) --run-dir runs/soak-$(SOAK_SEED)-$$dialect-$$seed || exit; done; done
+
+BUSY := --requests 1500 --tokens 60 --running 256 --prompt 12 --chunk 8 --samples 2 --turns 3 \
+  --gap 0.2 --aborts 0.1 --cached 20 --context 18000 --adaptive --acceptance 0.7 --geometry 1,2,16,8
+BUSY_1 := --ring 16 --window 4 --conv-dtype float32
+BUSY_0 := --ring 8 --window 2 --conv-dtype bfloat16
+served: env  ## Walk a million row-windows of each sound machine in 14 workloads (minutes each)
+	for dialect in $(SOUND); do \
+	  folder=runs/served-$(SOAK_SEED)/$$dialect; mkdir -p $$folder; \
+	  for i in {1..14}; do \
+	    if (( i % 2 )); then shape="$(BUSY_1)"; else shape="$(BUSY_0)"; fi; \
+	    $(VENV)/bin/ringfold simulate --trace $$folder/$$i.json --dialect $$dialect \
+	      --seed $$(( ($(SOAK_SEED) + i) % 2**32 )) $$shape $(BUSY) || exit; \
+	  done; \
+	  $(VENV)/bin/ringfold replay $$folder --target sim@$$dialect || exit; \
+	done
 
 fuzz: env  ## Fetch SGLang's released kernels and fuzz them on the CPU for 60 seconds
 	$(VENV)/bin/ringfold targets add $(TARGET)
