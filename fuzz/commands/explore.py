@@ -13,6 +13,7 @@ from ringfold.fuzz.commands.options import (
     INCONCLUSIVE,
     MISMATCH,
     OnDevice,
+    dead_of,
     device_of,
     geometry_of,
 )
@@ -44,10 +45,13 @@ def explore(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where failures/ goes. [this folder]")
     ] = None,
+    dead: Annotated[
+        str, typer.Option(metavar="leave|garbage|nan", help="What dead memory is filled with.")
+    ] = "nan",
     as_json: AsJson = False,
 ) -> None:
     """Walk every step that the protocol allows, and every input of its cursors, on a target."""
-    on, shape = device_of(device), geometry_of(geometry)
+    on, shape, filled = device_of(device), geometry_of(geometry), dead_of(dead)
     setup = Setup(
         dialect=registry.resolve(target, on).dialect.name,
         geometry=shape,
@@ -70,6 +74,7 @@ def explore(
             target,
             setup,
             on,
+            dead=filled,
             run_dir=run_dir,
             workers=workers,
             seconds_max=max_time,
