@@ -6,6 +6,7 @@
 | `sim@DIALECT` | its machine of another protocol, such as `compact` |
 | `sim:NAME` | the ring machine with a planted bug |
 | `triton` | our own kernels |
+| `triton:NAME` | the same with a planted bug |
 | `triton+NAME=VALUE` | the same with a constant of their source changed |
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
@@ -80,7 +81,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
     """
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
-    if name.partition("+")[0] == "triton":
+    if name.partition("+")[0] == "triton" or name.startswith("triton:"):
         return _ours(name, device)
     if _parts(name.removesuffix(SPLIT))[0] in FAMILIES:
         return _sglang(name, device)
@@ -110,6 +111,7 @@ def require(device: Device) -> None:
 def listed() -> list[Listed]:
     """What there is, what is missing, and what to type."""
     from ringfold.fuzz.planted import PLANTED
+    from ringfold.fuzz.planted_kernels import KERNEL_BUGS
     from ringfold.sim.protocols import MACHINES
 
     lacking = _lacking_packages()
@@ -123,6 +125,8 @@ def listed() -> list[Listed]:
         if dialect != "ring"
     ]
     rows.append(Listed("triton", "ring: our own kernels, exact fold inside the verify", lacking))
+    planted = f"the same with one of {len(KERNEL_BUGS)} bugs of docs/planted.md"
+    rows.append(Listed("triton:NAME", planted, lacking))
     here = [w.release for w in wheels.installed() if w.release.startswith("sglang==")]
     for release in here:
         rows += _releases_targets(release, lacking)
@@ -193,9 +197,17 @@ def _simulated_dialect(name: str) -> Target:
 def _ours(name: str, device: Device) -> Target:
     if lacking := _lacking_packages():
         raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
+    from ringfold.fuzz.planted_kernels import KERNEL_BUGS
     from ringfold.fuzz.targets.constants import ConstantError, rewrite_of
     from ringfold.fuzz.targets.ours import TritonRing
 
+    if bug := name.partition(":")[2]:
+        if bug not in KERNEL_BUGS:
+            raise UnknownTargetError(
+                f"target {name!r}: no bug named {bug!r} is planted; there are "
+                f"{', '.join(KERNEL_BUGS)}"
+            )
+        return TritonRing(name, device, KERNEL_BUGS[bug].rewrite())
     try:
         rewrite = rewrite_of(name)
     except ConstantError as error:
