@@ -24,6 +24,9 @@ import triton.language as tl
 TILE_K = 32
 """Columns of state in one register tile: eight lanes with four neighbouring columns each."""
 
+ROWS_PER_WARP = 32
+"""Rows of state that a warp holds if they are no wider than 128: 128 registers a thread."""
+
 _TILE_K: tl.constexpr = tl.constexpr(TILE_K)
 _HALVINGS: tl.constexpr = tl.constexpr(TILE_K.bit_length() - 1)
 
@@ -48,9 +51,9 @@ class Tile:
 
     @classmethod
     def of(cls, V: int, K: int) -> Tile:
-        """The tile for heads `[V, K]`: 128 state registers a thread, and up to 64 rows."""
+        """The tile for heads `[V, K]`: as many registers a thread for any K, up to 64 rows."""
         block_v = min(64, max(16, triton.next_power_of_2(V)))
-        rows_per_warp = 32 if K <= 128 else 16
+        rows_per_warp = ROWS_PER_WARP if K <= 128 else ROWS_PER_WARP // 2
         return cls(block_v, max(1, block_v // rows_per_warp))
 
     def covers(self, V: int, K: int) -> bool:

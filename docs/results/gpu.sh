@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What needs a GPU, in one go: gpu.sh FOLDER [PART...]
 #
-#   bench    the peers, and what docs/kernels.md asks of our kernels    170 s at most, the card alone
-#   right    tests, replayed graphs, sanitizer, explored protocols      200 s, side by side
+#   bench    the peers, and what docs/kernels.md asks of our kernels    190 s at most, the card alone
+#   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
-#   sweep    what the times depend on                                   150 s, the card alone
+#   sweep    what the times depend on                                   130 s, the card alone
 #
 # Without PART all of them, in ten minutes. Results and logs go to FOLDER; the table at the end says
 # how each ended. DEVICE=cpu runs the same commands small and without a clock, to see that they run.
@@ -14,7 +14,7 @@ OUT=$(realpath -m "${1:?usage: gpu.sh FOLDER [PART...]}")
 PARTS=" ${*:2} "
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
-FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+FUZZ_SECONDS=${FUZZ_SECONDS:-45}
 CORES=$(nproc)
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 LOGS=$(mktemp -d)
@@ -40,22 +40,24 @@ ASKED=(
   triton+PLAN_REGISTERS=128
   triton+ORDERED=True
   triton+TILE_K=16+RING_REGISTERS=200
-  triton+ORDERED=True+RING_REGISTERS=168+PLAN_REGISTERS=128
-  triton+ORDERED=True+RING_REGISTERS=200+PLAN_REGISTERS=128+TILE_K=16
+  triton+ORDERED=True+PLAN_REGISTERS=128+RING_REGISTERS=168
+  triton+ORDERED=True+PLAN_REGISTERS=128+RING_REGISTERS=128+ROWS_PER_WARP=16
+  triton+ORDERED=True+PLAN_REGISTERS=128+RING_REGISTERS=168+TILE_K=16
+  triton+ORDERED=True+PLAN_REGISTERS=128+RING_REGISTERS=200+TILE_K=16
 )
 TESTS=(tests/kernels --ignore tests/kernels/test_layouts.py --ignore tests/kernels/test_graph.py)
 SHORT=(tests/kernels/test_ring.py -x -k "history_agrees or padding_row or slot_stride")
 if [ "$DEVICE" = cuda ]; then
   CLOCK=(--device cuda)
   PRODUCTION=(--geometry 16,32,128,128 --dtype bfloat16)
-  LONG=(--ring 64 --window 8)
+  RINGS=("--ring 16 --window 4" "--ring 64 --window 8")
   VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
   SOME=(-n 4)
   BUDGET=(--max-time "$FUZZ_SECONDS")
 else
   CLOCK=(--dry-run)
   PRODUCTION=()
-  LONG=(--ring 8 --window 4)
+  RINGS=("--ring 4 --window 1" "--ring 4 --window 2")
   VARYING=(--batch 1 --batch 2)
   SOME=(-k "history_agrees and plain")
   BUDGET=(--max-windows 20)
@@ -64,20 +66,22 @@ on=(--device "$DEVICE")
 drawn() { [ "$DEVICE" = cpu ] || echo "--plot=$OUT/$1.png"; }
 
 if wanted bench; then
-  run bench 170 "${ringfold[@]}" bench "${PEERS[@]}" "${ASKED[@]}" "${CLOCK[@]}" \
+  run bench 190 "${ringfold[@]}" bench "${PEERS[@]}" "${ASKED[@]}" "${CLOCK[@]}" \
     --save "$OUT/bench.json" $(drawn bench)
 fi
 if wanted right; then
-  run kernels 200 "${pytest[@]}" "${TESTS[@]}" "${SOME[@]}" &
-  run graph 200 "${pytest[@]}" tests/kernels/test_graph.py &
-  run explore-16-4 200 "${ringfold[@]}" explore triton --ring 16 --window 4 \
-    "${on[@]}" "${PRODUCTION[@]}" --max-time 120 --workers 3 --run-dir "$OUT" --json &
-  run explore-64-8 200 "${ringfold[@]}" explore triton "${LONG[@]}" \
-    "${on[@]}" --max-time 170 --workers $((CORES / 3 + 1)) --run-dir "$OUT" --json &
+  run kernels 160 "${pytest[@]}" "${TESTS[@]}" "${SOME[@]}" &
+  run graph 160 "${pytest[@]}" tests/kernels/test_graph.py &
+  # shellcheck disable=SC2086  # a ring is several words
+  run explore-16-4 160 "${ringfold[@]}" explore triton ${RINGS[0]} \
+    "${on[@]}" "${PRODUCTION[@]}" --max-time 110 --workers 3 --run-dir "$OUT" --json &
+  # shellcheck disable=SC2086
+  run explore-64-8 160 "${ringfold[@]}" explore triton ${RINGS[1]} \
+    "${on[@]}" --max-time 130 --workers $((CORES / 3 + 1)) --run-dir "$OUT" --json &
   if [ "$DEVICE" = cuda ] && command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
       # Tensors of their own allocation each, so that a step beyond one is seen.
-      PYTORCH_NO_CUDA_MEMORY_CACHING=1 run $tool 200 compute-sanitizer --tool $tool \
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 run $tool 160 compute-sanitizer --tool $tool \
         --error-exitcode 99 "${pytest[@]}" "${SHORT[@]}" &
     done
   fi
@@ -99,7 +103,7 @@ if wanted fuzz; then
   wait
 fi
 if wanted sweep; then
-  run sweep 150 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
+  run sweep 130 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
     --save "$OUT/sweep.json" $(drawn sweep)
 fi
 
