@@ -1,9 +1,10 @@
 """Any history as a server would live through it: a batch at a time, all of its windows equal.
 
 Kernels take windows of any lengths and commits in any order. A server that drafts T tokens verifies
-T for each of its running requests, commits that batch before it does anything else, and pads the
-batch at most to the number of requests that it can run. A target that is such a server
-(`lockstep`) gets histories that are rewritten here; what each request accepts stays as it was.
+T for each of its running requests, keeps at least one of them (the bonus token, which the model
+itself chose), commits that batch before it does anything else, and pads the batch at most to the
+number of requests that it can run. A target that is such a server (`lockstep`) gets histories that
+are rewritten here; other than that, what each request accepts stays as it was.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ringfold.sim.setup import Setup
 def in_lockstep(operations: Sequence[Operation], setup: Setup) -> tuple[Operation, ...]:
     """The same history with full windows, each batch committed at once.
 
-    A request that was freed with its window in flight accepts none of it. Where a fork's source now
+    A request that was freed with its window in flight accepts one of it. Where a fork's source now
     waits with records, the fork is left out, with all that its request would do.
     """
     return tuple(_Server(setup).serve(operations))
@@ -83,9 +84,9 @@ class _Server:
         return getattr(operation, "request", None) not in self.absent
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
-        accepted = commit.accepted if commit else (0,) * len(verify.rows)
+        accepted = commit.accepted if commit else (1,) * len(verify.rows)
         pairs = [
-            (None, None) if row is None or row in self.absent else (row, n or 0)
+            (None, None) if row is None or row in self.absent else (row, n or 1)
             for row, n in zip(verify.rows, accepted, strict=True)
         ]
         while len(pairs) >= self.setup.slots and (None, None) in pairs:

@@ -57,12 +57,20 @@ class Pools:
         return Message("done", {**versions, "triton": triton.__version__, **files}, [])
 
     def open(
-        self, A_log: NDArray[Any], dt_bias: NDArray[Any], *, pool: str, setup: dict[str, Any]
+        self,
+        A_log: NDArray[Any],
+        dt_bias: NDArray[Any],
+        weight: NDArray[Any],
+        *,
+        pool: str,
+        setup: dict[str, Any],
     ) -> Message:
         """A new pool under this name; returns where its tensors lie."""
         if pool in self.open_pools:
             self.open_pools.pop(pool).arena.close()
-        self.open_pools[pool] = made = Pool(self.arguments, setup, A_log, dt_bias)
+        self.open_pools[pool] = made = Pool(self.arguments, setup)
+        parameters = zip(A_log, dt_bias, weight, strict=True)
+        made.layers = [made.layer(i, *given) for i, given in enumerate(parameters)]
         return Message("done", {"file": made.arena.file, "memory": made.memory()}, [])
 
     def __getattr__(self, verb: str) -> Any:
@@ -78,9 +86,10 @@ class Pools:
 class Pool:
     """One `HybridReqToTokenPool` with the attention backend that uses it."""
 
-    def __init__(
-        self, arguments: Any, setup: dict[str, Any], A_log: NDArray[Any], dt_bias: NDArray[Any]
-    ) -> None:
+    layers: list[Any]
+    """`RadixLinearAttention`, one a layer of the model."""
+
+    def __init__(self, arguments: Any, setup: dict[str, Any]) -> None:
         self.setup, self.arena = setup, Arena()
         self.prompt = 2 * setup["ring"] + setup["window"]
         """Tokens of a request's prompt: a prefix that ends at the last fold has some, too."""
@@ -89,7 +98,6 @@ class Pool:
         self.pool = self._pool()
         self.prefixes = Prefixes(self.pool, arguments)
         self.runner = self._runner(arguments)
-        self.layers = [self._layer(i, A_log[i], dt_bias[i]) for i in range(setup["layers"])]
 
     # What a server builds when it starts.
 
@@ -109,7 +117,7 @@ class Pool:
             num_heads=s["value_heads"],
             head_dim=s["value_dim"],
             state_size=s["key_dim"],
-            conv_kernel=s["width"],
+            conv_kernel=s["convolution"] or IDENTITY_WIDTH,
         )
         dtype = Mamba2StateDType(
             conv=getattr(torch, s["activation"]), temporal=getattr(torch, s["state"])
@@ -162,13 +170,13 @@ class Pool:
         runner.attn_backend = HybridLinearAttnBackend(full, linear, [])
         return runner
 
-    def _layer(self, number: int, A_log: NDArray[Any], dt_bias: NDArray[Any]) -> Any:
+    def layer(
+        self, number: int, A_log: NDArray[Any], dt_bias: NDArray[Any], weight: NDArray[Any]
+    ) -> Any:
+        """A layer of a model; a convolution is followed by SiLU, as in all of them."""
         from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
         s = self.setup
-        channels = 2 * s["heads"] * s["key_dim"] + s["value_heads"] * s["value_dim"]
-        weights = torch.zeros(channels, s["width"], dtype=getattr(torch, s["activation"]))
-        weights[:, -1] = 1.0  # of the window only the token itself: the identity
         return RadixLinearAttention(
             number,
             s["heads"],
@@ -177,9 +185,9 @@ class Pool:
             s["key_dim"],
             s["key_dim"],
             s["value_dim"],
-            conv_weights=weights,
+            conv_weights=_tensor(weight).to(getattr(torch, s["activation"])),
             bias=None,
-            activation=None,
+            activation="silu" if s["convolution"] else None,
             A_log=_tensor(A_log),
             dt_bias=_tensor(dt_bias),
         )
@@ -187,19 +195,24 @@ class Pool:
     def memory(self) -> dict[str, dict[str, Any]]:
         """Where each tensor of the pool lies that belongs to a dialect, by the release's name."""
         pool, cache = self.pool.mamba_pool, self.pool.mamba_pool.mamba_cache
-        found = {name: getattr(cache, name, None) for name in CACHED}
+        found = {name: getattr(cache, name, None) for name in CACHED} | {"conv": cache.conv[0]}
         found |= {name: getattr(pool, name, None) for name in CURSORS}
         return {name: self.arena.where(t) for name, t in found.items() if t is not None}
 
     # The life of a request.
 
-    def admit(self, state: NDArray[Any], *, request: int) -> Message:
+    def admit(
+        self, state: NDArray[Any], past: NDArray[Any] | None = None, *, request: int
+    ) -> Message:
         """Allocate, clear as the forward pass of a prefill does, and write what prefill leaves."""
         made = _request(request, self.prompt)
         self.prefixes.match(made)
         self._alloc(request, made)
         self._clear_or_copy(clear=self._slot(request))
-        self._temporal(request).copy_(_tensor(state))
+        cache, slot = self.pool.mamba_pool.mamba_cache, self._slot(request)
+        cache.temporal[:, slot] = _tensor(state)
+        if past is not None:
+            cache.conv[0][:, slot] = _tensor(past)
         return self._seat(request)
 
     def fork(self, *, request: int, source: int) -> Message:
@@ -396,13 +409,12 @@ class Pool:
     def _row_indices(self, rows: list[int]) -> torch.Tensor:
         return torch.tensor([self._row(request) for request in rows], dtype=torch.int64)
 
-    def _temporal(self, request: int) -> torch.Tensor:
-        state: torch.Tensor = self.pool.mamba_pool.mamba_cache.temporal[:, self._slot(request)]
-        return state
-
     def _seat(self, request: int) -> Message:
         return Message("done", {"slot": self._slot(request), "request": self._row(request)}, [])
 
+
+IDENTITY_WIDTH = 4
+"""Of a convolution that only hands the token on, where the setup has none."""
 
 CACHED = (
     "temporal",

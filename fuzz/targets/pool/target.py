@@ -37,6 +37,7 @@ from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, comma
 from ringfold.fuzz.targets.sglang_release import Release
 from ringfold.sim.dialects import (
     COMPACT_DIALECT,
+    CONVOLUTION,
     FOLD_EVERY_COMMIT_DIALECT,
     RING_DIALECT,
     SNAPSHOTS_DIALECT,
@@ -44,8 +45,8 @@ from ringfold.sim.dialects import (
 )
 from ringfold.sim.setup import Setup
 
-WIDTH: Final = 4
-"""Of the convolution, in tokens."""
+IDENTITY_WIDTH: Final = 4
+"""Of a convolution that only hands the token on, where the setup has none."""
 
 NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "snapshots": {"checkpoint": "temporal", "snapshots": "intermediate_ssm"},
@@ -122,6 +123,7 @@ class SglangPool:
     """The integration as it is released, one pool."""
 
     lockstep = True
+    convolves = True
     operations = frozenset(
         {
             *("admit", "free", "fork", "verify", "commit", "idle"),
@@ -135,8 +137,11 @@ class SglangPool:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.device: Device = "cpu"
         self.precision: Precision = IEEE  # the interpreter has no tf32
-        # A server cuts off what a batch's padding rows return.
-        self.dialect: Dialect = _DIALECTS[dialect]._replace(zeroes_padding=False)
+        known = _DIALECTS[dialect]
+        # A server cuts off what a batch's padding rows return. A verify shifts its tokens into the
+        # convolution's window, and the commit puts the window of the last accepted one there.
+        writes = (*known.verify_writes, CONVOLUTION.name)
+        self.dialect: Dialect = known._replace(zeroes_padding=False, verify_writes=writes)
         self.started = -1
         self.seats: dict[Request, Mapping[str, int]] = {}
         self.batch: list[Request] = []
@@ -180,12 +185,15 @@ class SglangPool:
             "layers": setup.layers,
             "activation": setup.dtypes.activation,
             "state": setup.dtypes.state,
-            "width": WIDTH,
+            "convolution": setup.convolution,
             "replay": self.pool == "replay",
         }
-        reply = self.worker.call(
-            "open", {"pool": self.pool, "setup": fields}, [parameters.A_log, parameters.dt_bias]
-        )
+        weight = parameters.convolution
+        if weight is None:  # of the window only the token itself
+            weight = np.zeros((setup.layers, setup.channels, IDENTITY_WIDTH), np.float32)
+            weight[..., -1] = 1.0
+        arrays = [parameters.A_log, parameters.dt_bias, weight]
+        reply = self.worker.call("open", {"pool": self.pool, "setup": fields}, arrays)
         self.started = self.worker.starts
         self.seats, self.batch = {}, []
         memory = reply.fields["memory"]
@@ -196,10 +204,15 @@ class SglangPool:
             for buffer in self.dialect.kept(setup)
             if names[buffer.name] in memory
         }
+        if setup.convolution:
+            self.shown[CONVOLUTION.name] = View(CONVOLUTION, _array(mapped, **memory["conv"]))
 
-    def admit(self, request: Request, state: Floats) -> None:
-        """Through the pool's own allocation and clearing; the state is what a prefill leaves."""
-        self._seat(request, "admit", [state])
+    def admit(self, request: Request, state: Floats, past: Floats | None = None) -> None:
+        """Through the pool's own allocation and clearing.
+
+        State and last projections are what a prefill leaves.
+        """
+        self._seat(request, "admit", [state] if past is None else [state, past])
 
     def fork(self, request: Request, source: Request) -> None:
         """Through the pool's copy on write."""
@@ -277,6 +290,8 @@ class SglangPool:
         kept = [(row, n) for row, n in zip(rows, accepted, strict=True) if row is not None]
         if [row for row, _ in kept] != self.batch:
             raise self._refusal(f"a commit of other requests than were verified, {self.batch}")
+        if any(n < 1 for _, n in kept):
+            raise self._refusal(f"{[n for _, n in kept]} tokens accepted, but it always keeps one")
         if self.batch and bound != self.tokens:
             raise self._refusal(f"a bound of {bound}, but it goes by the {self.tokens} it drafts")
         self._ask(
