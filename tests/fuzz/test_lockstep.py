@@ -1,0 +1,118 @@
+"""A history for kernels, told as a server would live through it.
+
+Whatever the generator makes must stay a legal history when batches are made even and committed at
+once: `validate`, which knows nothing of servers, says so for each of them. What a request accepts
+in each of its steps must stay what it was, or be one where it was nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from ringfold.fuzz.generate import history
+from ringfold.fuzz.lockstep import in_lockstep
+from ringfold.fuzz.story import Plan
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Fork,
+    Free,
+    Operation,
+    PayloadSpec,
+    Place,
+    Trace,
+    Verify,
+    unroll,
+    validate,
+)
+from ringfold.sim.setup import Geometry, Setup
+
+OPERATIONS = frozenset(
+    {
+        *("admit", "free", "fork", "verify", "commit", "idle", "place"),
+        *("save", "restore", "donate", "hit", "evict"),
+    }
+)
+
+
+def setup_of(dialect: str) -> Setup:
+    return Setup(dialect=dialect, geometry=Geometry(1, 2, 4, 4), ring=8, window=2, slots=5)
+
+
+def accepted_of(operations: tuple[Operation, ...]) -> dict[int, list[int]]:
+    """What each request accepted, step by step."""
+    rows, accepted = dict[int, tuple[int | None, ...]](), defaultdict[int, list[int]](list)
+    for operation, _ in unroll(operations):
+        if isinstance(operation, Verify):
+            rows[operation.tag] = operation.rows
+        elif isinstance(operation, Commit):
+            for row, n in zip(rows.pop(operation.tag), operation.accepted, strict=True):
+                if row is not None and n is not None:
+                    accepted[row].append(n)
+    return accepted
+
+
+@pytest.mark.parametrize("dialect", ["ring", "fold-every-commit", "compact", "snapshots"])
+def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
+    """Forty histories of a dialect, with everything in them that a target may own."""
+    setup = setup_of(dialect)
+    plan = Plan(setup, "sim", OPERATIONS, rows=3, steps=20, directed=True)
+    for number in range(40):
+        trace = history(plan, 7, number)
+        served = Trace(
+            setup=setup,
+            payload=trace.payload,
+            operations=in_lockstep(trace.operations, setup),
+        )
+
+        validate(served)
+
+        walked = [operation for operation, _ in unroll(served.operations)]
+        for verify, after in zip(walked, [*walked[1:], None], strict=True):
+            if isinstance(verify, Verify):
+                assert isinstance(after, Commit)
+                assert after.tag == verify.tag
+                assert set(verify.lengths) == {setup.window}
+                assert len(verify.rows) < setup.slots
+        before, now = accepted_of(trace.operations), accepted_of(served.operations)
+        for request, counts in now.items():
+            kept = [max(n, 1) for n in before[request]]
+            # A request that left with a window in flight has now kept a token of that first.
+            assert counts in (kept, [*kept, 1])
+
+
+def test_a_request_whose_source_waits_with_records_is_left_out() -> None:
+    """What a fork copies is a checkpoint, and that of its source would lack three records."""
+    setup = setup_of("ring")
+    operations: list[Operation] = [
+        Place(request=0, tag=1, base=0, records=3, flush=False),
+        Fork(request=1, source=0),
+        Verify(tag=2, rows=(1, 0), lengths=(2, 2)),
+        Commit(tag=2, accepted=(1, 1)),
+        Free(request=1),
+    ]
+
+    served = in_lockstep(operations, setup)
+
+    assert served == (
+        operations[0],
+        Verify(tag=2, rows=(None, 0), lengths=(2, 2)),
+        Commit(tag=2, accepted=(None, 1)),
+    )
+
+
+def test_padding_is_cut_to_what_a_server_runs() -> None:
+    """A pool for three requests pads a batch to three rows."""
+    setup = Setup(dialect="ring", geometry=Geometry(1, 1, 4, 4), ring=8, window=2, slots=4)
+    operations: list[Operation] = [
+        Admit(request=0, tag=1),
+        Verify(tag=2, rows=(None, None, 0, None), lengths=(1, 1, 2, 1)),
+        Commit(tag=2, accepted=(None, None, 2, None)),
+    ]
+
+    served = in_lockstep(operations, setup)
+
+    assert served[1] == Verify(tag=2, rows=(None, 0, None), lengths=(2, 2, 2))
+    validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
