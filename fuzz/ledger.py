@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.frame import Region
 from ringfold.fuzz.target import Request
-from ringfold.sim.cursors import Cursors
+from ringfold.sim.cursors import Cursors, committed
 from ringfold.sim.dialects import Buffer, Dialect, physical, protocol_of
 from ringfold.sim.setup import Setup
 
@@ -123,7 +123,7 @@ class Ledger:
             entry.stored = bool(self.protocol.folded(entry.cursors, *at))
         else:
             entry.stored = accepted > 0
-        entry.cursors = self.protocol.commit(entry.cursors, *at)
+        entry.cursors = committed(self.protocol, entry.cursors, *at)
         entry.pending = 0
         entry.folded = entry.stale = False
 
