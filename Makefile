@@ -89,6 +89,10 @@ fuzz: env  ## Fetch SGLang's released kernels and fuzz them on the CPU for 60 se
 	$(VENV)/bin/ringfold targets add $(TARGET)
 	$(VENV)/bin/ringfold fuzz $(TARGET) --device cpu --max-time $(SECONDS_MAX)
 
+gpu: env  ## Measure, test and fuzz our kernels on a GPU, in ten minutes (docs/results/README.md)
+	for v in 16 23; do $(VENV)/bin/ringfold targets add sglang==0.5.$$v || exit; done
+	PYTHON=$(PY) docs/results/gpu.sh runs/gpu
+
 lint: env  ## Check style with ruff
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
