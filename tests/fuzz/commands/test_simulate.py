@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ringfold.fuzz.replay import Outcome, replay
 
 QUICK = "--requests 64 --running 32 --tokens 200"
 SWEPT = "--window 4 --window 8 --ring 8 --ring 32 --json"
@@ -51,10 +54,38 @@ def test_a_table_for_people() -> None:
     assert "end to end is outside what this predicts" in done.stdout
 
 
+def test_a_trace_that_replays(tmp_path: Path) -> None:
+    """The workload that the options describe, as a file that `replay` agrees with."""
+    path = tmp_path / "served.json"
+    asked = "--requests 8 --running 3 --tokens 6 --turns 2 --cached 2 --dialect compact"
+    done = run(*asked.split(), "--geometry", "1,2,8,6", "--trace", str(path), "--json")
+    written = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert written["trace"] == str(path)
+    assert written["operations"]["admit"] + written["operations"]["hit"] == 8
+    replayed = replay(path, "sim@compact", "cpu")
+    assert (replayed.outcome, replayed.windows) == (Outcome.AGREES, written["windows"])
+
+
+def test_no_table_is_folded() -> None:
+    """A row a line, whatever the terminal; swept lengths stand in columns."""
+    done = run(*QUICK.split(), "--ring", "8", "--ring", "16", "--ring", "1024")
+    lines = done.stdout.splitlines()
+    swept = lines[lines.index("us/step by ring length:") + 1 :]
+
+    assert swept[0].split() == ["protocol", "T", "L=8", "L=16", "L=1024", "recommended"]
+    assert [line.split()[0] for line in swept[1:4]] == ["ring", "compact", "open-loop"]
+    assert {len(line.split()) for line in swept[:4]} == {6}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--ring 12", "ring is 12, but must be a power of two"),
+        ("--gap -1", "gap is -1.0, but must be in 0"),
+        ("--trace /tmp/x.json --dialect tree", "dialect is 'tree', but must be one of snapshots"),
+        ("--trace /tmp/x.json --requests 65537", "at most 65536: serve fewer"),
         ("--bandwidth 0", "bandwidth is 0.0, but must be above 0"),
         ("--preset llama", "must be one of qwen3-next-80b-a3b"),
         ("--preset qwen3.5-4b --config config.json", "name one model"),
