@@ -22,9 +22,10 @@ class Release(NamedTuple):
     adaptive_steps: tuple[int, ...]
     """`speculative/adaptive_spec_params.py`: candidates of all batch sizes."""
     shortens_donation: bool
-    """Whether a finished request's prefix is cut to what its checkpoint holds:
-    `mamba_radix_cache.py:cache_finished_req` reads the cursor that the commit moves. From 0.5.20 on
-    the commit moves another (`replayssm_spec_write_pos`)."""
+    """Whether a finished request's prefix is cut to what its checkpoint holds, by the cursor that
+    the commit moves (0.5.16, `mamba_radix_cache.py:cache_finished_req`). From 0.5.20 on the commit
+    moves another one, and the cache that serves (`components/mamba.py:prepare_for_caching_req`)
+    reads the old one."""
     tracks: bool
     """Whether a replaying commit stores the state for the prefix cache in a second slot
     (`spec_utils.py:commit_mamba_states_after_verify`)."""
