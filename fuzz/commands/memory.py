@@ -133,7 +133,7 @@ def _show(model: Model, pool: Pool, tp: int, found: list[Account]) -> None:
             "" if one.unbudgeted_bytes is None else f"{one.unbudgeted_bytes / GIB:+.2f}",
         )
     out.print()
-    out.print(summary)
+    print_table(summary)
     out.print(
         "\nfit: requests that run in the bytes of snapshots, slots in proportion; "
         "budget: whether the release's own sizing charges the rings; "
