@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -28,16 +29,23 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 KEPT = sorted(RESULTS.glob("configuration-*.json"))
 
 
-def source(version: str, file: str) -> str:
-    """A file of a release; skips where its wheel is not in the cache."""
+@cache
+def opened(version: str) -> zipfile.ZipFile | None:
+    """A release's wheel, if it is in the cache."""
     wheel = wheels.find(f"sglang=={version}")
-    if wheel is None:
+    return None if wheel is None else zipfile.ZipFile(wheel.path)
+
+
+@cache
+def source(version: str, file: str) -> str:
+    """A file of a release, empty where it has none; skips where its wheel is not in the cache."""
+    archive = opened(version)
+    if archive is None:
         pytest.skip(f"the wheel of {version} is not in the cache")
-    with zipfile.ZipFile(wheel.path) as archive:
-        try:
-            return archive.read(f"sglang/{file}").decode()
-        except KeyError:
-            return ""
+    try:
+        return archive.read(f"sglang/{file}").decode()
+    except KeyError:
+        return ""
 
 
 @pytest.mark.parametrize("version", VERSIONS)
