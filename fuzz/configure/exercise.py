@@ -25,7 +25,7 @@ Loose = standins.Loose
 
 REQUESTS: Final = 4
 TOLERANCES: Final = {"torch.float32": 2e-5, "torch.float16": 3e-2}
-"""Largest difference over the largest number; float32 seen at 3e-6, see docs/configuration.md."""
+"""Largest difference over the largest number; where nothing is wrong 4e-7 and 1e-3 were seen."""
 FLAGS: Final = (
     "enable_gdn_replayssm_spec",
     "enable_linear_replayssm_spec",
@@ -294,6 +294,11 @@ class Walk:
     def __init__(self, on: Side, off: Side, hybrid: Any, dtype: Any) -> None:
         self.sides = (on, off)
         self.dtype = dtype
+        self.tolerance = TOLERANCES[str(dtype)]
+        cache = on.pool.mamba_pool.mamba_cache
+        if cache.replayssm_d is not None and cache.replayssm_beta is None:
+            # Stored deltas are the state, so what their dtype rounds off is allowed.
+            self.tolerance = max(self.tolerance, TOLERANCES[str(cache.replayssm_d.dtype)])
         self.random = torch.Generator().manual_seed(0)
         self.shape = hybrid
         H, HV = hybrid.linear_num_key_heads, hybrid.linear_num_value_heads
@@ -339,7 +344,7 @@ class Walk:
         """Raise `Disagreement` where the two differ by more than rounding."""
         on, off = (x.float().reshape(-1) for x in found)
         off_by = float((on - off).abs().max() / off.abs().max().clamp_min(1e-6))
-        if not off_by <= TOLERANCES[str(self.dtype)]:
+        if not off_by <= self.tolerance:
             raise Disagreement(f"{what}: off by {off_by:.2g} of the largest number")
         self.largest = max(self.largest, off_by)
 
