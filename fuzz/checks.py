@@ -106,8 +106,12 @@ def outputs(
     live: NDArray[np.bool_],  # [row, T]
     eps_dot: float | Array,  # or [layer, row, T, HV, 1]
     record_tiny: float,
+    query_slack: Array | None = None,  # [layer, row, T, HV]
 ) -> Judged:
-    """Outputs are what the recurrence returns from the committed state."""
+    """Outputs are what the recurrence returns from the committed state.
+
+    `query_slack` is what queries may be off by, in 2-norm, before anything is done with them.
+    """
     dtype = got.dtype.name
     expected = trail.outputs
     query = sizes(updates.q)  # [layer, row, T, HV]
@@ -120,6 +124,8 @@ def outputs(
         eps(dtype),
         FLOOR + tiny(dtype) + record_tiny * query[..., None],
     )
+    if query_slack is not None:
+        limit = limit + query_slack[..., None] * (trail.masses + UNIT * trail.errors)
     seen = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
@@ -199,15 +205,19 @@ def keys(
     low: NDArray[Any] | None,  # what rounding cut off them, where that is kept too
     expected: Array,
     live: NDArray[np.bool_],
+    slack: Array | float = 0.0,
 ) -> Judged:
-    """Stored keys are the normalised ones, within rounding of the record's dtype."""
+    """Stored keys are the normalised ones, within rounding of the record's dtype.
+
+    `slack` is what they may be off by before they are rounded.
+    """
     dtype = got.dtype.name
     seen = got.astype(np.float64)
     rounding = eps(dtype)
     if low is not None:
         seen = seen + low.astype(np.float64)
         rounding = rounding**2
-    limit = (rounding + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR
+    limit = (rounding + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR + slack
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
     mask = np.broadcast_to(live[None, :, :, None, None], error.shape)
@@ -225,6 +235,27 @@ def raw(
     """Raw records are the inputs, bit for bit."""
     mask = np.broadcast_to(live[None, :, :, None, None], got.shape)
     return same_bits("records", f"a record in {name} is not the input", got, expected, mask)
+
+
+def convolved(
+    name: str,
+    got: NDArray[Any],  # stored, [layer, row, T, heads, width]
+    expected: Array,
+    slack: Array,  # of the same shape: what each may be off by in the dtype of the activations
+    activation: str,
+    live: NDArray[np.bool_],
+) -> Judged:
+    """Raw records are what the convolution makes of the projections, within rounding."""
+    dtype = got.dtype.name
+    limit = slack
+    if eps(dtype) > eps(activation):
+        limit = slack + eps(dtype) * (np.abs(expected) + slack) + tiny(dtype)
+    seen = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(seen - expected)
+    mask = np.broadcast_to(live[None, :, :, None, None], got.shape)
+    symptom = f"a record in {name} is not what the convolution makes"
+    return judge("records", symptom, seen, expected, error, limit, mask)
 
 
 def same_bits(

@@ -21,7 +21,7 @@ Dead = Literal["leave", "garbage", "nan"]
 Region = Mapping[str, NDArray[np.int64]]
 """Indices by axis name; an axis that is not named is taken whole."""
 
-GARBAGE: Final = {"state": 97.0, "record": 97.0, "gate": 0.7}
+GARBAGE: Final = {"state": 97.0, "record": 97.0, "activation": 97.0, "gate": 0.7}
 """Finite values that no payload holds: a gate of 0.7 would make a state grow."""
 
 
@@ -88,7 +88,8 @@ class Mirror:
             return
         views = self.target.views()
         for name, regions in dead.items():
-            buffer = self.buffers[name]
+            if (buffer := self.buffers.get(name)) is None:
+                continue  # a target may keep its convolution's windows to itself
             value = float("nan") if how == "nan" else GARBAGE[buffer.role]
             for region in regions:
                 arrays.fill(views[name].array, index(buffer, region), value)

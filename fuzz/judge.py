@@ -24,6 +24,7 @@ from ringfold.fuzz.target import Inputs, Request, Target, require_views
 from ringfold.fuzz.truth import BLOCK_ELEMENTS, GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
 from ringfold.oracle.gdn import L2NORM_EPS
 from ringfold.oracle.units import UNIT
+from ringfold.sim.dialects import CONVOLUTION
 from ringfold.sim.setup import Setup
 
 OPERANDS = 4
@@ -97,12 +98,14 @@ class Judge:
         got[:, live] = outputs[:, owners]
         axes = ("layer", "row", "token", "value_head", "v")
         compared = (got, trail, window.updates, live)
-        judged = checks.outputs(*compared, self.eps_dot, self.record_tiny)
+        slack = window.convolved and window.convolved.query
+        judged = checks.outputs(*compared, self.eps_dot, self.record_tiny, slack)
         if self.dialect.has_ring:
             # What a sequential computation would not lose is no fault of logic: it is told apart.
             sequential = judged.seen
             lost = lost_by_decays(self.truth.running_gates(window, window.lengths))
-            judged = checks.outputs(*compared, self.eps_dot + lost[..., None], self.record_tiny)
+            eps_dot = self.eps_dot + lost[..., None]
+            judged = checks.outputs(*compared, eps_dot, self.record_tiny, slack)
             if judged.finding is None:
                 self._raise("precision", sequential)
         self._judged("outputs", judged, window.requests, axes, window.batch_rows)
@@ -176,8 +179,15 @@ class Judge:
         axes = ("layer", "row", "token", "head", "element")
         rows = window.batch_rows
         tokens = tokens_of(inputs, np.asarray(lengths))
+        behind = window.convolved
         for name, source in dialect.raw_records:
             got = stored(name)
+            if behind is not None:
+                expected, slack = getattr(behind, source), getattr(behind, f"{source}_slack")
+                activation = self.setup.dtypes.activation
+                judged = checks.convolved(name, got, expected, slack, activation, live)
+                self._judged("records", judged, window.requests, axes, rows)
+                continue
             given = getattr(tokens, source)[:, rows].astype(got.dtype)
             finding = checks.raw(name, got, given, live)
             self._judged("records", Judged(0.0, finding), window.requests, axes, rows)
@@ -185,10 +195,23 @@ class Judge:
         for name in dialect.derived_records:
             if name == "k":
                 low = stored("k_low") if "k_low" in self.mirror.buffers else None
-                judged = checks.keys(stored("k"), low, updates.k[..., ::group, :], live)
+                off = 0.0 if behind is None else behind.unit_k_slack
+                judged = checks.keys(stored("k"), low, updates.k[..., ::group, :], live, off)
             else:
                 judged = checks.gate(name, stored(name), updates, self.truth.exp_A, live)
             self._judged("records", judged, window.requests, axes, rows)
+
+    def convolution(self, requests: Sequence[Request]) -> None:
+        """The convolution's window holds the last committed projections, bit for bit."""
+        name = CONVOLUTION.name
+        if name not in self.mirror.buffers or not requests:
+            return
+        got = self.mirror.take(name, {"slot": self.ledger.seats(requests, "slot")})
+        expected = self.truth.past[0][:, self.truth.at(list(requests))].astype(got.dtype)
+        symptom = "the convolution's window is not the last committed projections"
+        finding = checks.same_bits("convolution", symptom, got, expected)
+        axes = ("layer", "row", "channel", "tap")
+        self._judged("convolution", Judged(0.0, finding), requests, axes)
 
     def frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
         """Check 5: nothing else has changed, bit for bit."""
@@ -270,12 +293,14 @@ class Judge:
         return level
 
     def level(self, requests: Sequence[Request]) -> None:
-        """Give the twin the target's checkpoints."""
+        """Give the twin the target's checkpoints, and its convolution's windows."""
         if self.twin is None:
             return
-        got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "slot")})
+        slots: Region = {"slot": self.ledger.seats(requests, "slot")}
         seats = np.array([self.twin.seat(r)["slot"] for r in requests], np.int64)
-        arrays.put(self.twin.views()["checkpoint"].array, (slice(None), seats), got)
+        views = self.twin.views()
+        for name in {"checkpoint", CONVOLUTION.name} & views.keys() & self.mirror.buffers.keys():
+            arrays.put(views[name].array, (slice(None), seats), self.mirror.take(name, slots))
 
     def crash(self, error: BaseException) -> None:
         """A verb of the target raised."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringfold.fuzz.frame import Region
 from ringfold.fuzz.target import Request
 from ringfold.sim.cursors import Cursors, committed
-from ringfold.sim.dialects import Buffer, Dialect, physical, protocol_of
+from ringfold.sim.dialects import CONVOLUTION, Buffer, Dialect, physical, protocol_of
 from ringfold.sim.setup import Setup
 
 
@@ -49,7 +49,7 @@ class Ledger:
     def __init__(self, setup: Setup, dialect: Dialect) -> None:
         self.setup = setup
         self.dialect = dialect
-        self.buffers = dialect.kept(setup)
+        self.buffers = (*dialect.kept(setup), *[CONVOLUTION] * (setup.convolution > 0))
         self.protocol = protocol_of(setup)
         self.entries: dict[Request, Entry] = {}
         self.saved: dict[Request, Entry] = {}
@@ -184,6 +184,8 @@ class Ledger:
         allowed = {name: [self.place(requests)] for name in self.dialect.commit_writes}
         tracks = [{"slot": self.seats([r], "track")} for r in tracked]
         allowed["checkpoint"] = [self.place(stored), *tracks]
+        if self.setup.convolution:
+            allowed[CONVOLUTION.name] = [self.place(requests), *tracks]
         return allowed
 
     def admit_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
@@ -195,10 +197,13 @@ class Ledger:
         return self._fold_may_write(request) if self.dialect.saves == "state" else {}
 
     def donate_may_write(self, request: Request) -> dict[str, list[Region]]:
-        """The cursors, for the ring of a prefix is empty; and the checkpoint, if that is folded."""
+        """The cursors, for the ring of a prefix is empty; and the checkpoint, if that is folded.
+
+        Else the convolution's window goes back to where the checkpoint is.
+        """
         allowed = self._fold_may_write(request)
         if self.dialect.donates == "checkpoint":
-            allowed["checkpoint"] = []
+            allowed[CONVOLUTION.name] = allowed.pop("checkpoint", [])
         return allowed
 
     def _fold_may_write(self, request: Request) -> dict[str, list[Region]]:
@@ -233,7 +238,7 @@ class Ledger:
             if row := _row_axis(buffer):
                 places, at = np.nonzero(~live[buffer.axes[1], row])
                 dead[buffer.name] = [{buffer.axes[1]: places, row: at}]
-            elif buffer.role == "state":
+            elif buffer.role in ("state", "activation"):
                 dead[buffer.name] = [{"slot": np.flatnonzero(~seated)}]
         return dead
 

@@ -13,11 +13,13 @@ Check = Literal[
     "state-global",
     "cursors",
     "records",
+    "convolution",
     "frame",
     "exactness",
     "crash",
 ]
-"""What was judged; the design's seven checks, the state twice, and a target that raised."""
+"""What was judged; the design's seven checks, the state twice, the convolution's window, and a
+target that raised."""
 
 CONTINUES: frozenset[Check] = frozenset({"frame", "exactness"})
 """After these the walk can go on; after any other the target's memory is no longer meaningful."""

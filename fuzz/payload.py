@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ringfold.fuzz.profiles import DT_BIAS, PROFILES, Bits, between, limits
+from ringfold.fuzz.profiles import DT_BIAS, PROFILES, Bits, between, limits, unit
 from ringfold.fuzz.target import Floats, HeadParameters, Inputs, Request
 from ringfold.fuzz.trace import REQUEST_MAX, WORD_MAX, TraceError
 from ringfold.oracle.gdn import Tokens, live
@@ -56,6 +56,8 @@ class Tensor(IntEnum):
     BASE = 5
     STATE = 6
     HEAD = 7
+    WEIGHT = 8
+    PAST = 9
 
 
 def _lanes(heads: int, width: int, tensor: Tensor) -> Words:
@@ -101,7 +103,29 @@ class Payload:
         return HeadParameters(
             A_log=self.tensors.get("A_log", between(words[..., 0], *self.profile.A_log)),
             dt_bias=self.tensors.get("dt_bias", between(words[..., 1], *DT_BIAS)),
+            convolution=self._weight(),
         )
+
+    def _weight(self) -> Floats | None:
+        """Of the convolution, [layer, channel, W]."""
+        setup = self.setup
+        if not setup.convolution:
+            return None
+        words = self._constant(setup.channels, setup.convolution, Tensor.WEIGHT)
+        # Without the L2 norm the sum over taps must not make keys longer than they are.
+        scale = 1.0 if setup.l2norm else 1 / setup.convolution
+        return rounded(unit(words) * np.float32(scale), setup.dtypes.activation)
+
+    def past(self, request: Request, tag: int, iteration: int = 0) -> Floats:
+        """The last projections of a prefill, [layer, channel, W - 1], oldest first."""
+        setup, taps = self.setup, self.setup.convolution - 1
+        lanes = _lanes(setup.channels, taps, Tensor.PAST)
+        words = philox4x32(
+            (lanes[0], lanes[1] | self._layers[:, None], _words(tag), _words(request)),
+            (self.seed, iteration),
+        )
+        words = words.reshape(setup.layers, setup.channels, -1)[..., :taps]
+        return rounded(unit(words), setup.dtypes.activation)
 
     def window(
         self,

@@ -282,11 +282,12 @@ def _heads(g: Geometry) -> list[tuple[int, int]]:
 
 
 def plainer_setup(trace: Trace) -> Iterator[Trace]:
-    """One layer, float32, the L2 norm on, and no more slots than the requests need."""
+    """One layer, float32, the L2 norm, no convolution, no more slots than the requests need."""
     plain = {
         "layers": 1,
         "dtypes": Dtypes(),
         "l2norm": True,
+        "convolution": 0,
         "slots": 1 + _seated_most(trace.operations),
     }
     yield _with_setup(trace, **plain)

@@ -25,6 +25,8 @@ class Inputs(NamedTuple):
     """Tokens of one verify, packed row after row: float32 values that the activation dtype holds.
 
     Rows are in batch order and padding rows have tokens too, so `tokens` is the sum of all lengths.
+    In a setup with a convolution q, k and v are projections: what goes into the convolution. Its
+    channels are those of q, k and v side by side, head after head.
     """
 
     q: Floats  # [layer, token, H, K]
@@ -39,6 +41,9 @@ class HeadParameters(NamedTuple):
 
     A_log: Floats  # [layer, HV]
     dt_bias: Floats  # [layer, HV]
+    convolution: Floats | None = None
+    """Weights [layer, channel, W] of the setup's convolution, if it has one: values that the
+    activation dtype holds, the last of which meets the token itself. There is no bias."""
 
 
 class Precision(NamedTuple):
@@ -74,6 +79,8 @@ def refusal(target: Target, setup: Setup) -> str:
     A target says so through a method `refuses` with this signature, less the target. It need not
     have one: then it takes every setup.
     """
+    if setup.convolution and not getattr(target, "convolves", False):
+        return f"owns no convolution, and the setup has one of width {setup.convolution}: set it to 0"
     refuses = getattr(target, "refuses", None)
     return "" if refuses is None else str(refuses(setup))
 
@@ -100,6 +107,13 @@ class Target(Protocol):
 
     def admit(self, request: Request, state: Floats) -> None:
         """Seat a request after its prefill; `state` [layer, HV, V, K] is its committed state."""
+
+    # A target that owns a convolution has `convolves = True`, and
+    #
+    #     def admit(self, request, state, past) -> None
+    #
+    # where `past` [layer, channel, W - 1] holds the last projections of the prefill, oldest first.
+    # It may show its windows as the view "convolution" (`ringfold.sim.dialects.CONVOLUTION`).
 
     def free(self, request: Request) -> None:
         """Give the request's seat back."""

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfold.fuzz.convolving import Convolved, advanced, convolved
 from ringfold.fuzz.target import HeadParameters, Request
-from ringfold.oracle.gdn import Updates, live, until
+from ringfold.oracle.gdn import Tokens, Updates, live, until
 from ringfold.oracle.units import (
     UNIT,
     Trail,
@@ -50,6 +51,8 @@ class Window(NamedTuple):
     batch_rows: list[int]
     lengths: NDArray[np.int64]
     updates: Updates
+    convolved: Convolved | None = None
+    """What the updates were made of, where a convolution stands in front."""
 
     @property
     def live(self) -> NDArray[np.bool_]:
@@ -64,6 +67,7 @@ class Window(NamedTuple):
             [self.batch_rows[i] for i in kept],
             self.lengths[kept],
             Updates(*(x[:, kept] for x in self.updates)),
+            self.convolved and self.convolved.rows(kept),
         )
 
     def blocks(self, elements: int) -> Iterator[tuple[slice, Window]]:
@@ -78,6 +82,7 @@ class Window(NamedTuple):
                     self.batch_rows[some],
                     self.lengths[some],
                     Updates(*(x[:, some] for x in self.updates)),
+                    self.convolved and self.convolved.rows(some),
                 ),
             )
 
@@ -150,6 +155,7 @@ class Truth:
     ) -> None:
         g = setup.geometry
         rows = (2, setup.layers, setup.slots, g.value_heads, g.value_dim)
+        self.setup = setup
         self.state = np.zeros((*rows, g.key_dim))
         self.error = np.zeros(rows)
         self.mass = np.zeros(rows)
@@ -161,20 +167,30 @@ class Truth:
         self.state_eps = state_eps
         self.places: dict[Request, int] = {}
         self.vacant = list(range(setup.slots))[::-1]
-        marked = (self.state, self.error, self.mass) if marks_checkpoints else ()
-        self.marks = [np.zeros_like(array) for array in marked]
-        """State, error and mass as they were when the checkpoint was last written, if asked for."""
-        self.arrays = (self.state, self.error, self.mass, self.gates, *self.marks)
+        taps = max(setup.convolution - 1, 0)
+        self.past = np.zeros((1, setup.layers, setup.slots, setup.channels, taps))
+        """The last projections of each request, oldest first."""
+        weight = parameters.convolution
+        self.weight = None if weight is None else weight.astype(np.float64)
+        marked = (self.state, self.error, self.mass, self.past)
+        self.marks = [np.zeros_like(array) for array in marked] if marks_checkpoints else []
+        """All but the gates as they were when the checkpoint was last written, if asked for."""
+        self.arrays = (*marked, self.gates, *self.marks)
         self.losses: Losses | None = None
         """Set for a target whose state is made of its own deltas."""
 
-    def admit(self, request: Request, state: Array) -> None:
-        """A request whose committed state [layer, HV, V, K] is exactly `state`."""
+    def admit(self, request: Request, state: Array, past: Array | None = None) -> None:
+        """A request whose committed state [layer, HV, V, K] is exactly `state`.
+
+        `past` [layer, channel, W - 1] are the last projections, where there is a convolution.
+        """
         place = self.places[request] = self.vacant.pop()
         self.state[:, :, place] = state
         units = zero(self.state[:, :, place])
         self.error[:, :, place], self.mass[:, :, place] = units
         self.gates[:, :, place] = 0.0
+        if past is not None:
+            self.past[0, :, place] = past
         self.mark(place)
 
     def free(self, request: Request) -> None:
@@ -203,19 +219,35 @@ class Truth:
         for mark, array in zip(self.marks, self.arrays, strict=False):
             mark[:, :, at] = array[:, :, at]
 
+    def convolved(
+        self, requests: list[Request], tokens: Tokens, lengths: Ints
+    ) -> tuple[Tokens, Convolved | None]:
+        """What the recurrence gets of `tokens` [layer, row, T, ...]: them, or what is made of them.
+
+        Nothing is committed.
+        """
+        if self.weight is None:
+            return tokens, None
+        past = self.past[0][:, self.at(requests)]
+        return convolved(self.setup, self.weight, past, tokens, lengths)
+
     def outputs(self, window: Window) -> Trail:
         """What a verify of `window` must return, with the error units of every token."""
         trails = []
         for _, part in window.blocks(self.elements):
             at = self.at(part.requests)
             units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
-            trails.append(
-                scan_units(self.state[GLOBAL][:, at], units, part.updates, self.exp_A, part.lengths)
-            )
+            trails.append(self._scan(self.state[GLOBAL][:, at], units, part, part.lengths))
         *arrays, ends = zip(*trails, strict=True)
         outputs, errors, masses, state = (np.concatenate(each, axis=1) for each in arrays)
         ended = Units(*(np.concatenate(each, axis=1) for each in zip(*ends, strict=True)))
         return Trail(outputs, errors, masses, state, ended)
+
+    def _scan(self, state: Array, units: Units, window: Window, counts: Ints) -> Trail:
+        trail = scan_units(state, units, window.updates, self.exp_A, counts)
+        if window.convolved is None:
+            return trail
+        return window.convolved.widened(trail, units, window.updates, counts)
 
     def running_gates(self, window: Window, counts: Ints) -> Array:
         """`gates` after each token of the first `counts` [row]: [2, layer, row, T, HV].
@@ -235,7 +267,7 @@ class Truth:
     def _commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         at = self.at(window.requests)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
-        trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, accepted)
+        trail = self._scan(self.state[:, :, at], units, window, accepted)
         self.state[:, :, at] = trail.state
         self.error[:, :, at], self.mass[:, :, at] = trail.units
         running = self.running_gates(window, accepted)
@@ -245,12 +277,15 @@ class Truth:
             )
         if window.updates.v.shape[2]:
             self.gates[:, :, at] = running[..., -1, :]
+        if window.convolved is not None and self.weight is not None:
+            past, x = self.past[0][:, at], window.convolved.projections
+            self.past[0][:, at] = advanced(self.weight, past, x, accepted)
 
     def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
         """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""
         at = self.at(window.requests)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
-        trail = scan_units(self.state[:, :, at], units, window.updates, self.exp_A, counts)
+        trail = self._scan(self.state[:, :, at], units, window, counts)
         running = self.running_gates(window, counts)
         error, decays = trail.units.error, lost_by_decays(running)
         if self.losses is not None:

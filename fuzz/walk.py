@@ -245,6 +245,8 @@ class Walk:
         """Whether it can be done after what was skipped."""
         operation = together[0]
         match operation:
+            case Place() if self.setup.convolution:
+                return False  # nobody knows the projections that its records were made of
             case Admit() | Place():
                 return self.ledger.vacant >= len(together)
             case Fork(source=source):
@@ -287,17 +289,21 @@ class Walk:
         requests = [seat.request for seat in seats]
         with self._timed("payload"):
             states = [self.payload.state(s.request, s.tag, self.iteration) for s in seats]
+            pasts: list[Any] = [()] * len(seats)
+            if self.setup.convolution:
+                pasts = [(self.payload.past(s.request, s.tag, self.iteration),) for s in seats]
 
-        def admit(target: Target) -> None:
-            for request, state in zip(requests, states, strict=True):
-                target.admit(request, state)
+        def admit(target: Any) -> None:
+            for request, state, past in zip(requests, states, pasts, strict=True):
+                target.admit(request, state, *past)
 
         self._call(admit)
-        for request, state in zip(requests, states, strict=True):
+        for request, state, past in zip(requests, states, pasts, strict=True):
             self.ledger.admit(request, self._where(request))
-            self.truth.admit(request, state.astype(np.float64))
+            self.truth.admit(request, state.astype(np.float64), *past)
         self._judge_frame(self.ledger.admit_may_write(requests))
         self.judge.cursors()
+        self.judge.convolution(requests)
         return np.stack(states, 1)
 
     def _free(self, request: Request) -> None:
@@ -321,6 +327,7 @@ class Walk:
         self.truth.seat(request, kept)
         self._judge_frame(self.ledger.admit_may_write([request]))
         self.judge.cursors()
+        self.judge.convolution([request])
 
     def _save(self, request: Request) -> None:
         self._call(lambda target: target.save(request))
@@ -335,6 +342,7 @@ class Walk:
         self.truth.seat(request, self.saved.pop(request))
         self._judge_frame(self.ledger.admit_may_write([request]))
         self.judge.cursors()
+        self.judge.convolution([request])
         if folded:
             self.judge.exactness([request])
             self._judge_stored([request])
@@ -509,6 +517,7 @@ class Walk:
     def _judge_committed(self, requests: Sequence[Request]) -> None:
         """Judge cursors and states after a commit; what it stored, as a checkpoint."""
         self.judge.cursors()
+        self.judge.convolution(requests)
         stored = [r for r in requests if self.ledger.entries[r].stored]
         self._judge_state([r for r in requests if r not in stored])
         with self._timed("checks"):
@@ -547,16 +556,14 @@ class Walk:
     def _window(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
         """The real rows of a batch, with what the recurrence makes of their tokens."""
         real = [i for i, row in enumerate(rows) if row is not None]
-        A_log, dt_bias = (x[:, None, None, :] for x in self.parameters)
+        A_log, dt_bias = (x[:, None, None, :] for x in self.parameters[:2])
         with self._timed("oracle"):
             tokens = Tokens(*(x[:, real] for x in tokens_of(inputs, np.asarray(lengths))))
+            requests = [row for row in rows if row is not None]
+            counts = np.array([lengths[i] for i in real], np.int64)
+            tokens, behind = self.truth.convolved(requests, tokens, counts)
             updates = prepare(tokens, Parameters(A_log, dt_bias, self.setup.l2norm))
-        return Window(
-            requests=[row for row in rows if row is not None],
-            batch_rows=real,
-            lengths=np.array([lengths[i] for i in real], np.int64),
-            updates=updates,
-        )
+        return Window(requests, real, counts, updates, behind)
 
     def _seated(self, rows: Iterable[Request | None]) -> Rows:
         """Rows of a batch; one whose request a skipped operation would have seated is padding."""

@@ -7,7 +7,7 @@ on a dialect's name.
 Each buffer's axes are named, so that poisoning, framing, comparing, representing and placing are
 written once for all targets. Axis names: `layer`, `slot` (physical block of the state pool),
 `request` (a running request's own place), `step` (token of a window), `head`, `value_head`,
-`ring` (physical record), `k`, `v`.
+`ring` (physical record), `k`, `v`, `channel` (queries, keys and values side by side), `tap`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringfold.sim.cursors import (
 )
 from ringfold.sim.setup import Setup
 
-Role = Literal["state", "record", "gate", "position", "flag"]
+Role = Literal["state", "record", "gate", "position", "flag", "activation"]
 Memory = Mapping[str, NDArray[Any]]
 
 
@@ -38,7 +38,7 @@ class Buffer(NamedTuple):
     """One array that an implementation keeps: its name, its axes and what its numbers are.
 
     Roles: `state` (dtype of the checkpoint), `record` (dtype of the ring's records), `gate`
-    (float32), `position` (int32), `flag` (int8).
+    (float32), `position` (int32), `flag` (int8), `activation` (dtype of the activations).
     """
 
     name: str
@@ -60,10 +60,14 @@ class Buffer(NamedTuple):
             "ring": setup.ring,
             "k": g.key_dim,
             "v": g.value_dim,
+            "channel": setup.channels,
+            "tap": max(setup.convolution - 1, 0),
         }
         return tuple(size[axis] for axis in self.axes)
 
 
+CONVOLUTION = Buffer("convolution", ("layer", "slot", "channel", "tap"), "activation")
+"""The last projections of each request, oldest first, where a convolution stands in front."""
 CHECKPOINT = Buffer("checkpoint", ("layer", "slot", "value_head", "v", "k"), "state")
 SNAPSHOTS = Buffer("snapshots", ("layer", "request", "step", "value_head", "v", "k"), "state")
 RING_CURSORS = (

@@ -188,6 +188,10 @@ class Machine(ABC):
         return recurrence.gates(a, b, A_log, dt_bias, self.arithmetic.softplus_linear_from)
 
     @abstractmethod
+    def waiting(self, slots: Ints) -> Ints:
+        """[row] records that each checkpoint lacks."""
+
+    @abstractmethod
     def flush(self, slots: Ints) -> None:
         """Fold whatever waits, and start over on the checkpoint."""
 

@@ -63,6 +63,8 @@ def storage(setup: Setup, role: Role) -> np.dtype[Any]:
             return DTYPES[setup.dtypes.state]
         case "record":
             return DTYPES[setup.dtypes.record]
+        case "activation":
+            return DTYPES[setup.dtypes.activation]
         case "gate":
             return np.dtype(np.float32)
         case "position":

@@ -150,6 +150,10 @@ class Ring(Machine):
         )
         return Writes(self.shared(self.unit(rawk)), rawv, g, beta)
 
+    def waiting(self, slots: Ints) -> Ints:
+        """The live ones: between a commit and the next verify nothing is folded."""
+        return np.asarray(self.cursors(slots).write_pos)
+
     def flush(self, slots: Ints) -> None:
         """Fold the records that wait, whatever the flag says, and empty the rings."""
         self.fold(slots, self.cursors(slots)._replace(is_flush=np.ones(slots.shape, np.int64)))

@@ -28,6 +28,7 @@ HEADS_MAX: Final = 256
 LAYERS_MAX: Final = 256
 RING_MAX: Final = 1024
 SLOTS_MAX: Final = 65_536
+CONVOLUTION_MAX: Final = 8
 
 NULL_SLOT: Final = 0
 """Slots at or under this index are padding: the allocator never gives them to a request."""
@@ -109,7 +110,8 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `ring` is the ring's length L in records, `window` the longest window T in tokens,
     `slots` the number of physical blocks in the state pool, the null slot included.
-    Only a dialect that owns a ring uses `ring`.
+    Only a dialect that owns a ring uses `ring`. `convolution` is the width W of the causal
+    convolution that makes queries, keys and values out of projections; 0 means that there is none.
     """
 
     dialect: str
@@ -120,8 +122,22 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: int = 1
     dtypes: Dtypes = Dtypes()
     l2norm: bool = True
+    convolution: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        g = self.geometry
+        return 2 * g.heads * g.key_dim + g.value_heads * g.value_dim
 
     def __post_init__(self) -> None:
+        require(
+            self.convolution == 0 or 2 <= self.convolution <= CONVOLUTION_MAX,
+            "convolution",
+            self.convolution,
+            f"0 or in 2..{CONVOLUTION_MAX}",
+            "a convolution of width 1 remembers nothing; 4 is what the models have",
+        )
         require(
             self.dialect in DIALECT_NAMES,
             "dialect",
@@ -175,4 +191,5 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{dtypes.activation}/{dtypes.record}/{dtypes.state}"
             + (f" layers={self.layers}" if self.layers > 1 else "")
             + ("" if self.l2norm else " no-l2norm")
+            + (f" conv={self.convolution}" if self.convolution else "")
         )

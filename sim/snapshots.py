@@ -49,6 +49,10 @@ class Snapshots(Machine):
 
     # ------------------------------------------------------------------ rules
 
+    def waiting(self, slots: Ints) -> Ints:
+        """None, ever."""
+        return np.zeros_like(slots)
+
     def flush(self, slots: Ints) -> None:
         """Nothing ever waits."""
 

@@ -28,7 +28,9 @@ from ringfold.fuzz.target import (
     View,
 )
 from ringfold.fuzz.variations import BITWISE
+from ringfold.sim.convolution import Convolution, Front
 from ringfold.sim.decode_ring import DecodeRing
+from ringfold.sim.dialects import CONVOLUTION
 from ringfold.sim.machine import Machine, Saved
 from ringfold.sim.precision import EMULATED_TF32
 from ringfold.sim.ring import Ring
@@ -46,6 +48,7 @@ class SimulatedTarget:
         | {"save", "restore", "donate", "hit", "evict"}
     )
     repeats_bits = BITWISE
+    convolves = True
 
     def __init__(self, name: str = "sim", machine: type[Machine] = Ring) -> None:
         self.name = name
@@ -68,7 +71,7 @@ class SimulatedTarget:
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
         """Build the machine."""
         self.seats: dict[Request, int] = {}
-        self.saved: dict[Request, Saved] = {}
+        self.saved: dict[Request, tuple[Saved, Any]] = {}
         self.prefixes: dict[int, int] = {}
         self.slots = Slots(setup.slots)
         self.machine = self.kind(
@@ -77,10 +80,13 @@ class SimulatedTarget:
             parameters.dt_bias,
             EMULATED_TF32,
         )
+        weight = parameters.convolution
+        self.front = Front() if weight is None else Convolution(setup, weight)
 
-    def admit(self, request: Request, state: Floats) -> None:
+    def admit(self, request: Request, state: Floats, past: Floats | None = None) -> None:
         """Take a slot and admit."""
         slot = self.seats[request] = self.slots.take()
+        self.front.admit(slot, past)
         self.machine.admit([slot], state[:, None])
 
     def free(self, request: Request) -> None:
@@ -90,28 +96,34 @@ class SimulatedTarget:
     def fork(self, request: Request, source: Request) -> None:
         """Take a slot and copy the source's."""
         slot = self.seats[request] = self.slots.take()
+        self.front.copy(self.seats[source], slot)
         self.machine.copy(self.seats[source], slot)
 
     def save(self, request: Request) -> None:
         """Copy what the machine says belongs to the request, and give the slot back."""
         slot = self.seats.pop(request)
-        self.saved[request] = self.machine.save(slot)
+        self.saved[request] = self.machine.save(slot), self.front.save(slot)
         self.slots.give(slot)
 
     def restore(self, request: Request) -> None:
         """Take a slot and put the copy there."""
         slot = self.seats[request] = self.slots.take()
-        self.machine.restore(slot, self.saved.pop(request))
+        state, past = self.saved.pop(request)
+        self.front.restore(slot, past)
+        self.machine.restore(slot, state)
 
     def donate(self, request: Request, prefix: int) -> Mapping[str, int]:
         """The slot stays taken, and is the prefix cache's from now on."""
         slot = self.prefixes[prefix] = self.seats.pop(request)
+        if self.dialect.donates == "checkpoint":
+            self.front.rewind(slot, int(self.machine.waiting(np.array([slot]))[0]))
         self.machine.donate(slot)
         return {"slot": slot}
 
     def hit(self, request: Request, prefix: int) -> None:
         """Take a slot and copy the prefix."""
         slot = self.seats[request] = self.slots.take()
+        self.front.copy(self.prefixes[prefix], slot)
         self.machine.hit(self.prefixes[prefix], slot)
 
     def evict(self, prefix: int) -> None:
@@ -123,17 +135,22 @@ class SimulatedTarget:
     ) -> NDArray[Any]:
         """Verify a batch; the machine writes zeros where a kernel would write nothing."""
         counts = np.array(lengths)
-        outputs = self.machine.verify(self._slots(rows), counts, tokens_of(inputs, counts))
-        return packed(outputs, counts)
+        slots = self._slots(rows)
+        tokens = self.front.verify(slots, counts, tokens_of(inputs, counts))
+        return packed(self.machine.verify(slots, counts, tokens), counts)
 
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
         """Commit a batch."""
-        self.machine.commit(self._slots(rows), np.array(accepted), bound)
+        slots, counts = self._slots(rows), np.array(accepted)
+        self.front.commit(slots, counts)
+        self.machine.commit(slots, counts, bound)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """One token a row."""
-        ones = np.ones(len(rows), np.int64)
-        return packed(self.machine.decode(self._slots(rows), tokens_of(inputs, ones)), ones)
+        slots, ones = self._slots(rows), np.ones(len(rows), np.int64)
+        tokens = self.front.verify(slots, ones, tokens_of(inputs, ones))
+        self.front.commit(slots, ones)
+        return packed(self.machine.decode(slots, tokens), ones)
 
     def seat(self, request: Request) -> Mapping[str, int]:
         """Its slot, and its place among the running requests."""
@@ -143,7 +160,10 @@ class SimulatedTarget:
     def views(self) -> Mapping[str, View]:
         """The machine's memory."""
         buffers = self.dialect.kept(self.machine.setup)
-        return {b.name: View(b, self.machine.memory[b.name]) for b in buffers}
+        views = {b.name: View(b, self.machine.memory[b.name]) for b in buffers}
+        if self.front.memory is not None:
+            views[CONVOLUTION.name] = View(CONVOLUTION, self.front.memory)
+        return views
 
     def twin(self) -> Target | None:
         """The recurrent machine."""

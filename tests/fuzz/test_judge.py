@@ -43,7 +43,7 @@ def test_outputs_are_as_precise_as_the_target_says_and_its_records_are() -> None
 
     assert judge().eps_dot == 4 * TF32.dot + 2 * 2.0**-24
     assert judge(dtypes=half).eps_dot == 4 * TF32.dot + 2 * 2.0**-11
-    assert judge("sim@snapshots", dtypes=half).eps_dot == 4 * TF32.dot
+    assert judge("sim@snapshots", dtypes=half).eps_dot == 4 * IEEE.dot
     exact = judge()
     exact.target.precision = IEEE
     exact.open()

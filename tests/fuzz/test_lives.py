@@ -326,7 +326,7 @@ def test_a_fork_is_not_made_of_a_request_that_is_saved() -> None:
             *steps("ring", 2, 10, 3, 2),
         ),
     )
-    target.operations = target.operations - {"hit"}  # type: ignore[misc]
+    target.operations = target.operations - {"hit"}
 
     verdict = walk(made, target)
 

@@ -91,9 +91,9 @@ def test_placed_requests_go_on_as_the_oracle_does(dialect: str) -> None:
 class WrongCheckpoint(SimulatedTarget):
     """Admits every request on another state than it was given."""
 
-    def admit(self, request: int, state: Floats) -> None:
+    def admit(self, request: int, state: Floats, past: Floats | None = None) -> None:
         """Off by one."""
-        super().admit(request, state + 1)
+        super().admit(request, state + 1, past)
 
 
 def test_a_finding_names_the_last_of_many_places() -> None:

@@ -74,9 +74,11 @@ def test_the_page_lists_what_is_planted() -> None:
 def test_every_check_catches_a_bug() -> None:
     """A check that no planted bug fails might be one that cannot fail.
 
-    Two are left to others: the global state, whose error a local check of the same tokens sees
-    first, and a target that raises, which is a canary of tests/quality.
+    Three are left to others: the global state, whose error a local check of the same tokens sees
+    first; a target that raises, which is a canary of tests/quality; and the convolution, which
+    stands in front of a machine and is no part of it (tests/fuzz/test_convolving.py has its faults).
     """
     rows = ROW.finditer(PAGE.read_text(encoding="utf-8"))
 
-    assert {row["check"] for row in rows} >= set(get_args(Check)) - {"state-global", "crash"}
+    elsewhere = {"state-global", "crash", "convolution"}
+    assert {row["check"] for row in rows} >= set(get_args(Check)) - elsewhere

@@ -34,7 +34,7 @@ def truth(payload: Payload) -> Truth:
 
 def window(payload: Payload, requests: list[int], lengths: list[int], tag: int) -> Window:
     inputs = payload.window(np.array(requests), np.array(lengths), tag)
-    A_log, dt_bias = (x[:, None, None, :] for x in payload.parameters())
+    A_log, dt_bias = (x[:, None, None, :] for x in payload.parameters()[:2])
     tokens = Tokens(*tokens_of(inputs, np.array(lengths)))
     return Window(
         requests,

@@ -41,7 +41,7 @@ class Crashing(Sound):
 class Corrupting(Sound):
     """Admission changes a number of somebody else."""
 
-    def admit(self, request: Request, state: Floats) -> None:
+    def admit(self, request: Request, state: Floats, past: Floats | None = None) -> None:
         """The null slot's."""
-        super().admit(request, state)
+        super().admit(request, state, past)
         self.views()["checkpoint"].array[0, 0, 0, 0, 0] += 1
