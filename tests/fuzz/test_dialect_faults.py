@@ -58,12 +58,12 @@ class ReplayForgetsTheBonusToken(FoldEveryCommit):
         return np.maximum(accepted - 1, 0)
 
 
-class RingOfTheSlotBeside(Compact):
-    """Takes a slot for a request's place."""
+class HistoryOfTheSlot(Compact):
+    """Takes a slot for a request's place where it reads records, and not where it writes them."""
 
-    def places(self, slots: Ints) -> Ints:
-        """As if there were no difference."""
-        return slots
+    def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """What lies in somebody else's ring."""
+        return super(Compact, self).records(name, slots, at, live)
 
 
 class FoldReadsHighPartsAlone(Compact):
@@ -131,7 +131,7 @@ FAULTS = (
     SnapshotBeforeTheBonusToken,
     FoldForgetsTheNewest,
     ReplayForgetsTheBonusToken,
-    RingOfTheSlotBeside,
+    HistoryOfTheSlot,
     FoldReadsHighPartsAlone,
     DeltaDecaysOnceTooOften,
     ReplayOfVectorsForgetsTheBonusToken,
