@@ -47,8 +47,8 @@ from ringfold.kernels.window import plan_kernel
 LAUNCH_MODES = ("both", "verify", "flush")
 DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
 
-ORDERED = False
-"""Whether flushing rows are started first (`window.put_on_agenda`)."""
+ORDERED = 0
+"""In which order rows are started: 0 as they come; 1, 2: see `window.put_on_agenda`."""
 RING_REGISTERS: int | None = None
 """What a thread of the ring kernel may take at most; fewer leave room for more programs."""
 PLAN_REGISTERS: int | None = None
@@ -153,7 +153,7 @@ def ring_verify_kernel(
     i_h = i_hv // (HV // H)
     o_v = (tl.program_id(0) % n_v) * BLOCK_V + tl.arange(0, BLOCK_V)
 
-    if ORDERED:
+    if ORDERED > 0:
         if OVERLAP:
             tl.extra.cuda.gdc_wait()
         entry = agenda + i_n * 8
@@ -177,7 +177,7 @@ def ring_verify_kernel(
                 tl.store(out + t * stride_o + o_v, zero, mask=o_v < V)
         return
     head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
-    if not ORDERED:
+    if ORDERED == 0:
         flush = tl.load(is_flush + slot) != 0
         count = tl.load(write_pos + slot)
         base = tl.load(cache_base + slot)
@@ -191,7 +191,7 @@ def ring_verify_kernel(
     d_ring += slot * stride_d + i_hv * L * V
     rawv_ring += slot * stride_rawv + i_hv * L * V
 
-    if OVERLAP and not ORDERED:
+    if OVERLAP and ORDERED == 0:
         tl.extra.cuda.gdc_wait()
     # Each branch ends by itself: joined, they would have to wait for the state before they ask
     # for anything else.
@@ -359,7 +359,7 @@ def gdn_replayssm_spec_decode(
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
     agenda = q.new_empty((rows, 8), dtype=torch.int32) if ORDERED else None
     group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
-    plan_kernel[(HV // group + ORDERED, rows)](
+    plan_kernel[(HV // group + (ORDERED > 0), rows)](
         q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
         query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows,

@@ -42,11 +42,12 @@ from ringfold.kernels.state import gates, hold, inverse_norm
 @triton.jit
 def put_on_agenda(
     agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
-    stride_start, stride_slots, NULL: tl.constexpr, BLOCK: tl.constexpr,
+    stride_start, stride_slots, ORDERED: tl.constexpr, NULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter row `i_n` in `agenda [rows, 8]` with all that the ring kernel asks of it.
 
-    Flushing rows come first, since they take longest, and padding comes last.
+    Flushing rows take longest, so none comes late: they come first (`ORDERED` 1), or are spread
+    over the first seven eighths (2).  Padding comes last.
     """
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
     begin = tl.load(window_start + i_n * stride_start).to(tl.int32)
@@ -55,16 +56,26 @@ def put_on_agenda(
     flush = tl.load(is_flush + slot, mask=there, other=0) != 0
     count = tl.load(write_pos + slot, mask=there, other=0)
     base = tl.load(cache_base + slot, mask=there, other=0)
-    turn = tl.where(there, tl.where(flush, 0, 1), 2)
-    place = tl.zeros([BLOCK], tl.int32)
+    live_n, due_n = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)  # of all rows
+    live_i, due_i = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)  # of those before
     for first in range(0, rows, BLOCK):
         o_n = first + tl.arange(0, BLOCK)
         other = tl.load(slots + o_n * stride_slots, mask=o_n < rows, other=NULL).to(tl.int64)
-        due = tl.load(is_flush + other, mask=other > NULL, other=0) != 0
-        turns = tl.where(other > NULL, tl.where(due, 0, 1), 2)
-        sooner = (turns < turn) | ((turns == turn) & (o_n < i_n))
-        place += (sooner & (o_n < rows)).to(tl.int32)
-    entry = agenda + tl.sum(place, 0) * 8
+        live = other > NULL
+        due = tl.load(is_flush + other, mask=live, other=0) != 0
+        live_n += live.to(tl.int32)
+        due_n += due.to(tl.int32)
+        live_i += (live & (o_n < i_n)).to(tl.int32)
+        due_i += (due & (o_n < i_n)).to(tl.int32)
+    n, n_due = tl.sum(live_n, 0), tl.sum(due_n, 0)
+    before, due_before = tl.sum(live_i, 0), tl.sum(due_i, 0)
+    apart = 1  # from one flushing row to the next
+    if ORDERED == 2:
+        apart = tl.maximum((n - n // 8) // tl.maximum(n_due, 1), 1)
+    rest = before - due_before  # rows before this one that are not due
+    ahead = tl.where(apart > 1, tl.minimum(n_due, rest // tl.maximum(apart - 1, 1) + 1), n_due)
+    place = tl.where(there, tl.where(flush, due_before * apart, rest + ahead), n + i_n - before)
+    entry = agenda + place * 8
     tl.store(entry, i_n)
     tl.store(entry + 1, slot.to(tl.int32))
     tl.store(entry + 2, begin)
@@ -99,10 +110,10 @@ def plan_kernel(
     first_hv = tl.program_id(0) * GROUP
     i_h = first_hv // (HV // H)
     i_n = tl.program_id(1)
-    if ORDERED and first_hv == HV:
+    if ORDERED > 0 and first_hv == HV:
         put_on_agenda(
             agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
-            stride_start, stride_slots, NULL, 128,
+            stride_start, stride_slots, ORDERED, NULL, 128,
         )  # fmt: skip
         return
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
