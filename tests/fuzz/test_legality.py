@@ -15,6 +15,8 @@ import pytest
 
 from ringfold.fuzz import legality
 from ringfold.fuzz.legality import KINDS, TABLE, Legality, classify, features, rank, ruling
+from ringfold.fuzz.replay import replay
+from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -158,6 +160,19 @@ def test_only_releases_are_classed() -> None:
 def test_features_are_told_in_the_order_of_their_last_use() -> None:
     """So that of equals the failing one is named."""
     assert list(features(trace(*step())))[-1] == "commit"
+
+
+def test_a_replay_says_who_can_meet_it() -> None:
+    """A kept finding, walked again on its release."""
+    if wheels.find("sglang==0.5.23") is None:
+        pytest.skip("the wheel of 0.5.23 is not in the cache")
+    pytest.importorskip("triton")
+    replayed = replay(ROOT / "docs" / "findings" / "compact_dead_records.json", None, "cpu")
+
+    assert replayed.mismatches
+    assert replayed.legality is not None
+    assert replayed.legality.legality == "reachable in a server"
+    assert replayed.legality.chain
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "findings").glob("*.json")), ids=str)

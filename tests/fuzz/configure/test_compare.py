@@ -141,6 +141,19 @@ def test_flags_become_the_fields_of_server_arguments(tmp_path: Any) -> None:
     assert "page_size" not in given
 
 
+def test_without_an_environment_the_error_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is started."""
+    monkeypatch.setattr(environments, "find", lambda: None)
+
+    with (
+        pytest.raises(environments.BuildError, match="type `ringfold targets add"),
+        compare.worker("sglang==0.5.16"),
+    ):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.16", "0.5.23"])
 def test_a_release_is_asked_and_shows_its_tree(version: str) -> None:
