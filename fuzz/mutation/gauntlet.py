@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
-from ringfold.fuzz import explore
+from ringfold.fuzz import arrays, explore
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.mutation.layouts import LAYOUTS, Layout
+from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.walk import walk
-from ringfold.sim.setup import Geometry, SetupError
+from ringfold.fuzz.targets.dropin import DropInRing
+from ringfold.fuzz.walk import Walk
+from ringfold.sim.cursors import Cursors
+from ringfold.sim.dialects import protocol_of
+from ringfold.sim.setup import NULL_SLOT, Geometry, Setup, SetupError
 
 STEPS_FIRST: Final = 4
 STEPS_WIDE: Final = 10
@@ -39,13 +44,17 @@ class Found(NamedTuple):
     windows: int
 
 
+TWIN: Final = "twin"
+"""The stage in which the target's twin is walked as a target: nobody else looks at its outputs."""
+
+
 class Stage(NamedTuple):
     """One part of the gauntlet."""
 
     name: str
     layout: Layout
     run: Callable[[Target, OutOfTime], Found]
-    """To be given a target whose memory is laid out so."""
+    """To be given a target whose memory is laid out so; in stage `TWIN`, the target's twin."""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.layout}"
@@ -59,9 +68,13 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
     far = min(directed, key=lambda plan: (plan.setup.ring, -plan.setup.window))
     layouts: tuple[Layout, ...] = LAYOUTS if device == "cpu" else ("packed", "apart")
     yield _history(directed[0], seed, 0, "packed")
+    if (twin := target.twin()) is not None:
+        plan = _in_float32(plans(twin, device, name=name)[0])
+        yield _history(plan, seed, 0, "apart")._replace(name=TWIN)
     yield _history(directed[1 % len(directed)], seed, 0, "apart")
     cursors = functools.partial(_cursors, plan=explore.Plan(name, device, directed[0].setup))
     yield Stage("cursors", "packed", cursors)
+    yield Stage("reset", "apart", functools.partial(_reset, setup=directed[0].setup))
     if "far" in layouts:
         yield _history(far, seed, 0, "far")
     yield from _wide(target, name, device, seed)
@@ -107,7 +120,15 @@ def _history(plan: Plan, seed: int, number: int, layout: Layout) -> Stage:
 
 
 def _walk(target: Target, out_of_time: OutOfTime, plan: Plan, seed: int, number: int) -> Found:
-    verdict = walk(history(plan, seed, number), target, out_of_time=out_of_time)
+    """To the first mismatch: what a walk goes on to find after it would be found for nothing."""
+    trace = history(plan, seed, number)
+    payload = Payload(trace.setup, trace.payload.seed, trace.payload.profile)
+
+    def done() -> bool:
+        return out_of_time() or bool(walk.judge.mismatches)
+
+    walk = Walk(trace, target, payload, out_of_time=done)
+    verdict = walk.run()
     if not verdict.mismatches:
         return Found("", "", verdict.windows)
     first = verdict.mismatches[0]
@@ -119,3 +140,30 @@ def _cursors(target: Target, out_of_time: OutOfTime, plan: explore.Plan) -> Foun
     if walked.refused:
         return Found("crash", walked.refused, 0)
     return Found("cursors" if walked.wrong else "", walked.example, 0)
+
+
+def _reset(target: Target, out_of_time: OutOfTime, setup: Setup) -> Found:
+    """Some of a batch's rows are reset, and nobody else: walks admit one request at a time."""
+    if not isinstance(target, DropInRing):
+        return Found("", "", 0)
+    slots, chosen = np.array([4, -1, 2, 0, 1, 3]), np.array([1, 1, 0, 1, 1, 0])
+    setup = msgspec.structs.replace(setup, slots=6)
+    target.open(setup, Payload(setup, 0, "ordinary").parameters())
+    before = (3, 5, 1)
+    for cursor, value in zip(target.cursors.values(), before, strict=True):
+        cursor.fill_(value)
+    target.wrappers.reset(
+        **target.cursors,
+        do_reset=target.tensor(chosen, "int32"),
+        state_batch_indices=target.tensor(slots, "int32"),
+        max_cache_len=setup.ring,
+        max_spec_len=setup.window,
+        null_block_id=NULL_SLOT,
+    )
+    after = protocol_of(setup).reset(setup.ring, setup.window)
+    for name, cursor in target.cursors.items():
+        expected = np.full(setup.slots, before[Cursors._fields.index(name)])
+        expected[slots[(chosen > 0) & (slots > NULL_SLOT)]] = getattr(after, name)
+        if not np.array_equal(got := arrays.to_numpy(cursor), expected):
+            return Found("cursors", f"a reset left {name} at {got}, not {expected}", 0)
+    return Found("", "", 0)

@@ -256,10 +256,28 @@ class _Finder:
     def branch(self, node: ast.If | ast.While, here: _Place) -> None:
         """A condition, and both its branches."""
         test = here._replace(last=node.test.end_lineno or node.lineno)
-        if not all(isinstance(s, ast.Raise | ast.Assert) for s in node.body):
+        if not self.refuses(node.body, here):
             self.condition(node.test, test)
         self.body(node.body, test)
         self.body(node.orelse, test)
+
+    def refuses(self, statements: list[ast.stmt], here: _Place) -> bool:
+        """Whether all that these can do is to raise."""
+        return all(
+            self.refuses(s.body, here) and self.refuses(s.orelse, here)
+            if isinstance(s, ast.If | ast.For)
+            else isinstance(s, ast.Raise | ast.Assert)
+            or (isinstance(s, ast.Expr) and not self.acts(s.value, here))
+            for s in statements
+        )
+
+    def acts(self, node: ast.expr, here: _Place) -> bool:
+        """Whether a bare call is a store, a launch, or a call of a function that is mutated."""
+        if not isinstance(node, ast.Call):
+            return False
+        name = _name(node.func)
+        stores = here.device and name in {"store", "atomic_add"}
+        return stores or isinstance(node.func, ast.Subscript) or name in self.known
 
     def loop(self, node: ast.For, here: _Place) -> None:
         """What is gone through, and what is done with it."""
@@ -290,10 +308,8 @@ class _Finder:
             self.add(first, "bound", f"({self.text(first)}) + 1", here)
 
     def bare_call(self, node: ast.Expr, call: ast.Call, here: _Place) -> None:
-        """A store, a launch, or a call of a known function; others only check, or only hint."""
-        name = _name(call.func)
-        launch = isinstance(call.func, ast.Subscript)
-        if (here.device and name in {"store", "atomic_add"}) or launch or name in self.known:
+        """Others than those that act only check, or only hint."""
+        if self.acts(call, here):
             self.add(node, "statement-dropped", "pass", here)
             self.expression(call, here)
 

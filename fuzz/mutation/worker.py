@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ringfold.fuzz.mutation.gauntlet import Found, Stage, first_steps, gauntlet
+from ringfold.fuzz.mutation.gauntlet import TWIN, Found, Stage, first_steps, gauntlet
 from ringfold.fuzz.mutation.layouts import Layout, laid_out
 from ringfold.fuzz.mutation.operators import Mutant
 from ringfold.fuzz.target import Device, Target
@@ -212,7 +212,11 @@ def _step(
 ) -> Found:
     if stage.layout not in targets:
         targets[stage.layout] = laid_out(resolve(order.target, order.device), stage.layout)
-    return stage.run(targets[stage.layout], late)
+    target: Target | None = targets[stage.layout]
+    if stage.name == TWIN and target is not None:
+        target = target.twin()
+    assert target is not None
+    return stage.run(target, late)
 
 
 def _probe(order: Order, mutant: Mutant | None) -> Probed:
@@ -244,13 +248,21 @@ def _probe(order: Order, mutant: Mutant | None) -> Probed:
 def _tracing(files: dict[str, str]) -> Iterator[dict[str, set[int]]]:
     """Notes the lines of `files` that run; everything else runs untraced."""
     reached: dict[str, set[int]] = {}
+    whole: set[CodeType] = set()  # every line of these has run
 
     def lines(frame: FrameType, event: str, argument: Any) -> Any:
-        reached.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+        reached[frame.f_code.co_filename].add(frame.f_lineno)
         return lines
 
     def calls(frame: FrameType, event: str, argument: Any) -> Any:
-        return lines(frame, event, argument) if frame.f_code.co_filename in files else None
+        code = frame.f_code
+        if code in whole or code.co_filename not in files:
+            return None
+        seen = reached.setdefault(code.co_filename, set())
+        if seen.issuperset(line for _, _, line in code.co_lines() if line is not None):
+            whole.add(code)
+            return None
+        return lines(frame, event, argument)
 
     sys.settrace(calls)
     try:

@@ -11,9 +11,13 @@ import pytest
 
 from ringfold.fuzz.hunt import Hunt
 from ringfold.fuzz.planted import PLANTED
+from ringfold.fuzz.planted_kernels import KERNEL_BUGS
 
 SHARES: Final = 3
 """A run without `--all-planted` hunts one in three, another third each day."""
+
+KERNEL_BUGS_A_DAY: Final = 2
+"""They take longer: a run without `--all-planted` hunts so many, others each day."""
 
 SEED: Final = pytest.StashKey[int]()
 HUNTS: Final = pytest.StashKey[dict[str, Hunt]]()
@@ -41,12 +45,23 @@ def todays_share() -> int:
     return dt.datetime.now(dt.UTC).date().toordinal() % SHARES
 
 
+def todays_kernel_bugs() -> list[str]:
+    """Some of the bugs in our kernels: all of them have had their turn after some weeks."""
+    day, bugs = dt.datetime.now(dt.UTC).date().toordinal(), list(KERNEL_BUGS)
+    return [bugs[(KERNEL_BUGS_A_DAY * day + i) % len(bugs)] for i in range(KERNEL_BUGS_A_DAY)]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that asks for a `bug` each one that is hunted today."""
     if "bug" in metafunc.fixturenames:
         everything = metafunc.config.getoption("--all-planted", default=False)
         share = slice(None) if everything else slice(todays_share(), None, SHARES)
         metafunc.parametrize("bug", list(PLANTED)[share])
+    if "kernel_bug" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--all-planted", default=False)
+        metafunc.parametrize(
+            "kernel_bug", list(KERNEL_BUGS) if everything else todays_kernel_bugs()
+        )
 
 
 def pytest_terminal_summary(
