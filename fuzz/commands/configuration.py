@@ -233,7 +233,8 @@ def compare(
     else:
         _show(found)
     unsafe = {"accepted but unsafe", "crashes late"} & found.outcomes.keys()
-    raise typer.Exit(MISMATCH if unsafe else INCONCLUSIVE if found.surprises else AGREE)
+    open_ends = found.surprises or found.stopped
+    raise typer.Exit(MISMATCH if unsafe else INCONCLUSIVE if open_ends else AGREE)
 
 
 def _show(found: Comparison) -> None:
@@ -267,3 +268,5 @@ def _show(found: Comparison) -> None:
         )
     for surprise in found.surprises:
         out.print(f"surprise: {surprise}", markup=False)
+    if found.stopped:
+        out.print("inconclusive: stopped by hand")

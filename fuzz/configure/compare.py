@@ -159,6 +159,8 @@ class Comparison(msgspec.Struct):
     """By rule: how many safe configurations it refuses, and one of them."""
     surprises: list[str]
     rows: list[Row]
+    stopped: bool = False
+    """By hand, before all was asked."""
 
 
 class Worker:
@@ -275,20 +277,23 @@ def compare(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Ask a release such as ``sglang==0.5.16`` about each configuration, and judge the answers."""
+    rows: list[Row] = []
+    stopped = False
     with worker(release) as asked:
-        rows = []
-        # Pretending another machine takes a while, so those of one are asked in a row.
-        for i, flags in enumerate(sorted(configurations, key=lambda flags: flags.hardware)):
-            on_progress(f"{release}: validation of {i + 1} of {len(configurations)}")
-            rows.append(_validated(flags, asked))
-        rows.sort(key=lambda row: configurations.index(row.configuration))
-        if exercise:
-            chosen = _chosen(rows)
+        version = asked.release
+        try:
+            # Pretending another machine takes a while, so those of one are asked in a row.
+            for i, flags in enumerate(sorted(configurations, key=lambda flags: flags.hardware)):
+                on_progress(f"{release}: validation of {i + 1} of {len(configurations)}")
+                rows.append(_validated(flags, asked))
+            rows.sort(key=lambda row: configurations.index(row.configuration))
+            chosen = _chosen(rows) if exercise else []
             for i, row in enumerate(chosen):
                 on_progress(f"{release}: running {i + 1} of {len(chosen)} ({row.changes})")
                 _exercise(row, asked)
-        version = asked.release
-    return _summary(version, rows)
+        except KeyboardInterrupt:
+            stopped = True
+    return _summary(version, rows, stopped)
 
 
 def _validated(flags: Configuration, asked: Worker) -> Row:
@@ -354,7 +359,7 @@ def _exercise(row: Row, asked: Worker) -> None:
         row.not_run = "nothing to run: this model's layers, or no drafts"
 
 
-def _summary(version: str, rows: list[Row]) -> Comparison:
+def _summary(version: str, rows: list[Row], stopped: bool = False) -> Comparison:
     shown: dict[str, dict[str, Any]] = {}
     refused: dict[str, dict[str, Any]] = {}
     surprises = []
@@ -381,6 +386,7 @@ def _summary(version: str, rows: list[Row]) -> Comparison:
         safe_refusals=refused,
         surprises=surprises,
         rows=rows,
+        stopped=stopped,
     )
 
 
