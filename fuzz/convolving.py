@@ -8,7 +8,9 @@ that each element y = silu(s), with s the sum over taps of w x, is off by
       + 2^-119                                            where exp(-s) overflows, y is 0
     slack = d + eps (|y| + d) + smallest                  rounding to the activations' dtype
 
-where ds = (W + 1) 2^-24 sum |w x|: W products and W additions. A key is divided by its norm, which
+where ds = (W 2^-24 + p) sum |w x|: W additions, and W products that lose p each, 2^-24 unless a
+target multiplies in the dtype of the activations (`Precision.convolution`), where they also lose
+what underflows there. A key is divided by its norm, which
 multiplies what it is off by, in 2-norm, by at most 1 / (norm - slack). A token whose key is off by
 dk and value by dv, on a state row of size |S| and with a write of size |u|, adds to the row's error
 
@@ -82,6 +84,7 @@ def convolved(
     past: Array,
     tokens: Tokens,
     lengths: Ints,
+    product: float = UNIT,
 ) -> tuple[Tokens, Convolved]:
     """What the recurrence gets in place of projections.
 
@@ -91,11 +94,12 @@ def convolved(
         past: the committed windows [layer, row, channel, W - 1].
         tokens: [layer, row, T, ...], whose q, k and v are projections.
         lengths: [row]; what stands behind is zero.
+        product: relative rounding of each product w x.
     """
     x = projections(tokens).astype(np.float64)
     each = [convolve(p, t, w, lengths=lengths)[0] for p, t, w in zip(past, x, weight, strict=True)]
     y = np.stack(each)
-    off = replaced(tokens, _slack(weight, past, x, y, setup.dtypes.activation))
+    off = replaced(tokens, _slack(weight, past, x, y, setup.dtypes.activation, product))
     made = replaced(tokens, y)
     _, query = _consumed(made.q, off.q, setup)
     unit_k, key = _consumed(made.k, off.k, setup)
@@ -110,7 +114,9 @@ def advanced(weight: Array, past: Array, x: Array, counts: Ints) -> Array:
     )
 
 
-def _slack(weight: Array, past: Array, x: Array, y: Array, activation: str) -> Array:
+def _slack(
+    weight: Array, past: Array, x: Array, y: Array, activation: str, product: float
+) -> Array:
     """What each element of y [layer, row, T, channel] may be off by: see above."""
     taps, T = weight.shape[-1], x.shape[2]
     seen = np.concatenate([past.swapaxes(2, 3), x], axis=2)  # [layer, row, W - 1 + T, channel]
@@ -119,7 +125,9 @@ def _slack(weight: Array, past: Array, x: Array, y: Array, activation: str) -> A
         term = weight[:, None, None, :, tap] * seen[:, :, tap : tap + T]
         total += term
         size += np.abs(term)
-    off = (taps + 1) * UNIT * size
+    off = (taps * UNIT + product) * size
+    if product > UNIT:
+        off += taps * tiny(activation)
     slope = np.minimum(SLOPE, sigmoid(total + off) * (1 + np.abs(total) + off))
     relative = ROUNDINGS * UNIT * (1 + np.logaddexp(0, -total))
     exact = slope * off + relative * np.abs(y) + UNDERFLOW

@@ -67,6 +67,7 @@ class Judge:
         require_views(self.target, self.setup)
         setup, dialect, precision = self.setup, self.dialect, self.target.precision
         self.mirror = Mirror(self.target)
+        self.truth.product = precision.convolution
         record = setup.dtypes.record
         rounding = 2 * eps(record) if dialect.has_ring else 0.0
         self.eps_dot = OPERANDS * precision.dot + rounding

@@ -53,6 +53,8 @@ class Precision(NamedTuple):
     """On the output path."""
     fold: float = 2.0**-24
     """In a fold that adds stored deltas up; a fold that replays raw inputs has none."""
+    convolution: float = 2.0**-24
+    """Of a product of a tap and a projection: kernels that multiply 16-bit operands round it."""
 
     # 2^-24: ieee float32. 2^-10: tf32, whose operands Triton 3.6 truncates to 10 bits.
     # Rounding of the records a ring keeps comes on top, from the setup's record dtype.
@@ -80,7 +82,7 @@ def refusal(target: Target, setup: Setup) -> str:
     have one: then it takes every setup.
     """
     if setup.convolution and not getattr(target, "convolves", False):
-        return f"owns no convolution, and the setup has one of width {setup.convolution}: set it to 0"
+        return f"owns no convolution, and the setup has one of {setup.convolution} taps: set it to 0"
     refuses = getattr(target, "refuses", None)
     return "" if refuses is None else str(refuses(setup))
 

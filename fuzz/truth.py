@@ -170,6 +170,8 @@ class Truth:
         taps = max(setup.convolution - 1, 0)
         self.past = np.zeros((1, setup.layers, setup.slots, setup.channels, taps))
         """The last projections of each request, oldest first."""
+        self.product = UNIT
+        """What a product of the convolution may lose."""
         weight = parameters.convolution
         self.weight = None if weight is None else weight.astype(np.float64)
         marked = (self.state, self.error, self.mass, self.past)
@@ -229,7 +231,7 @@ class Truth:
         if self.weight is None:
             return tokens, None
         past = self.past[0][:, self.at(requests)]
-        return convolved(self.setup, self.weight, past, tokens, lengths)
+        return convolved(self.setup, self.weight, past, tokens, lengths, self.product)
 
     def outputs(self, window: Window) -> Trail:
         """What a verify of `window` must return, with the error units of every token."""
