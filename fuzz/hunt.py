@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.course import Course, Turns
 from ringfold.fuzz.failures import as_failure
@@ -28,6 +30,9 @@ HORIZON: Final = {"cpu": 64, "cuda": 2**16}
 """Row-windows of one repeat at most: where kernels are interpreted, some ten seconds."""
 
 HORIZON_EMULATED: Final = 1024
+
+CONVOLUTION: Final = 4
+"""Width of the convolution of all models."""
 
 
 class Hunt(NamedTuple):
@@ -69,6 +74,10 @@ def plans(
     )
     visited = set()
     made = []
+    lockstep = bool(getattr(target, "lockstep", False))
+    if lockstep:
+        # A server's model has its convolution, whatever else is chosen.
+        setups = [msgspec.structs.replace(setup, convolution=CONVOLUTION) for setup in setups]
     for setup in setups:
         # Heads do not move cursors, so one directed history a protocol is enough.
         directed = (setup.ring, setup.window) not in visited
@@ -83,7 +92,7 @@ def plans(
                 directed,
                 worst,
                 HORIZON_EMULATED if emulated else HORIZON[device],
-                bool(getattr(target, "lockstep", False)),
+                lockstep,
             )
         )
     return made
