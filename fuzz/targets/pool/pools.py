@@ -251,6 +251,7 @@ class Pool:
             raise RuntimeError(f"the prefix cache has no state for prefix {prefix}")
         self._alloc(request, made)
         self._clear_or_copy(copy=(int(source), self._slot(request)))
+        self.requests[request] = self._unlocked(request, made)
         return self._seat(request)
 
     def evict(self, *, prefix: int) -> None:
@@ -260,7 +261,8 @@ class Pool:
     def save(self, *, request: int) -> None:
         """Retract to host memory: `Req.offload_kv_cache`, then give the seat back."""
         made = self.requests[request]
-        made.offload_kv_cache(self.pool, self._allocator())
+        with shims.Copying():
+            made.offload_kv_cache(self.pool, self._allocator())
         self.free(request=request)
         self.saved[request] = made
 
@@ -368,6 +370,18 @@ class Pool:
         if self.pool.alloc([made]) is None:
             raise RuntimeError("the pool has no row left")
         self.requests[request] = made
+
+    def _unlocked(self, request: int, made: Any) -> Any:
+        """A request in the seat of `made` that matched nothing.
+
+        A scheduler locks what a running request matched, and eviction passes it over. Here the copy
+        was made, so that it may go.
+        """
+        fresh = _request(request, self.prompt)
+        self.prefixes.match(fresh)
+        for field in ("mamba_pool_idx", "req_pool_idx"):
+            setattr(_holder(fresh, field), field, getattr(_holder(made, field), field))
+        return fresh
 
     def _clear_or_copy(self, clear: int | None = None, copy: tuple[int, int] | None = None) -> None:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode

@@ -100,6 +100,19 @@ class Poisoning(TorchFunctionMode):
         return made
 
 
+class Copying(TorchFunctionMode):
+    """Moving a tensor to the host makes a copy, as from a GPU; here it would be the same memory."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every torch function that is called within the mode."""
+        made = func(*args, **(kwargs or {}))
+        if func in {torch.Tensor.to, torch.Tensor.cpu}:
+            return made.clone()
+        return made
+
+
 class Permissive:
     """A stand-in object: what it was given, and None for whatever else is read from it."""
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz.arrays import DTYPES
+from ringfold.fuzz.checks import eps
 from ringfold.fuzz.target import (
     IEEE,
     Device,
@@ -35,6 +36,7 @@ from ringfold.fuzz.target import (
 from ringfold.fuzz.targets import environments
 from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
 from ringfold.fuzz.targets.sglang_release import Release
+from ringfold.oracle.units import UNIT
 from ringfold.sim.dialects import (
     COMPACT_DIALECT,
     CONVOLUTION,
@@ -174,6 +176,8 @@ class SglangPool:
         if because := self.refuses(setup):
             raise RefusedError(f"target {self.name}: {because}")
         self.setup, g = setup, setup.geometry
+        # Its convolution multiplies taps and projections in the dtype of the activations.
+        self.precision = IEEE._replace(convolution=max(UNIT, eps(setup.dtypes.activation)))
         fields = {
             "heads": g.heads,
             "value_heads": g.value_heads,
