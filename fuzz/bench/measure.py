@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ringfold.fuzz.bench.case import Case
 from ringfold.fuzz.bench.report import Bandwidth
 from ringfold.fuzz.bench.steady import Steady, Work, seat
-from ringfold.fuzz.target import Device, RefusedError
+from ringfold.fuzz.target import Device, RefusedError, Target
 from ringfold.fuzz.targets.registry import resolve
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class Memory(NamedTuple):
     peak: int
 
 
-def seat_and_weigh(name: str, work: Work) -> tuple[Steady, Memory]:
-    """Seat a target on the GPU and run a step of it; what it holds, and what it takes at most."""
+def seat_and_weigh(target: Target, work: Work) -> tuple[Steady, Memory]:
+    """Seat a target and verify once; what it holds, and what it takes at most."""
     import torch
 
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    steady = seat(resolve(name, work.device), work)
+    steady = seat(target, work)
     held = torch.cuda.memory_allocated() - before
     torch.cuda.reset_peak_memory_stats()
     steady.verify(0)  # not committed, so the rows are where they were

@@ -70,8 +70,8 @@ class Bench:
 
     def run(self, on_case: Callable[[Report, str], Any]) -> Report:
         """Everything; `on_case` is told the report so far and what comes next."""
-        for name in self.targets:
-            target = resolve(name, self.device)
+        self.resolved = {name: resolve(name, self.device) for name in self.targets}
+        for name, target in self.resolved.items():
             self.report.identities[name] = dict(target.identity())
         self.report.machine = machine(self.device, self.options.commit)
         problems: dict[tuple[str, Case], str] = {}
@@ -105,6 +105,8 @@ class Bench:
                     continue
                 except RefusedError as error:
                     problem = f"refused: {error}"
+                except RuntimeError as error:  # of torch or Triton: out of memory, say
+                    problem = f"does not run: {error}"
             peer.flags.append(problem)
         if self.timed:
             self._time(peers, seated, case)
@@ -113,6 +115,8 @@ class Bench:
                 self._count(peer, steady)
             if floor is not None and peer.samples_us:
                 peer.floor_ratio = peer.median_us / floor
+        for steady in seated.values():
+            steady.target.memory.clear()
         seated.clear()
         measure.release(self.device)
         return Measured(case, rounds, must, floor, peers)
@@ -121,9 +125,10 @@ class Bench:
         """Seat a peer and compare its first steps with the oracle."""
         case = work.case
         if self.timed:
-            steady, (peer.held_bytes, peer.peak_bytes) = measure.seat_and_weigh(peer.target, work)
+            weighed = measure.seat_and_weigh(self.resolved[peer.target], work)
+            steady, (peer.held_bytes, peer.peak_bytes) = weighed
         else:
-            steady = seat(resolve(peer.target, self.device), work)
+            steady = seat(self.resolved[peer.target], work)
         peer.output_error = steady.output_error(min(work.steps, max(4, case.ring // 2)))
         limit = OUTPUT_LIMIT[case.dtype]
         if not peer.output_error <= limit:

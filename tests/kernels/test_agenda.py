@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("torch")
+pytest.importorskip("triton")
 
-from ringfold.kernels.window import put_on_agenda  # noqa: E402 - triton's mode is chosen by now
+# Only now has Triton's mode been chosen.
+import torch
+import triton
+import triton.language as tl
 
-tl = triton.language
+from ringfold.kernels.window import put_on_agenda
 
 
 @triton.jit
