@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays, failures, hunt
+from ringfold.fuzz.differential import Rows
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.mismatch import Mismatch
@@ -28,7 +29,7 @@ from ringfold.fuzz.payload import Payload, load_tensors
 from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
 from ringfold.fuzz.trace import Operation, Trace, TraceError, digest, save, unroll, validate
 from ringfold.fuzz.truth import GLOBAL, Window
-from ringfold.fuzz.walk import Rows, Verdict, Walk
+from ringfold.fuzz.walk import Verdict, Walk
 from ringfold.oracle.units import ulp_distance
 from ringfold.sim.setup import Setup, SetupError
 from ringfold.sim.situations import reachable_situations

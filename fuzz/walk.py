@@ -8,10 +8,8 @@ walk goes on; after any other it stops, since what follows would only repeat it.
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz.checks import eps
+from ringfold.fuzz.differential import Rows, TargetError, blamed
 from ringfold.fuzz.frame import Dead, Region
-from ringfold.fuzz.judge import Judge, Position
-from ringfold.fuzz.ledger import Ledger, stacked
+from ringfold.fuzz.judge import Position
+from ringfold.fuzz.lives import Lives
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
-from ringfold.fuzz.payload import PADDING, Payload, load_tensors, tokens_of
-from ringfold.fuzz.placing import place
-from ringfold.fuzz.target import Inputs, RefusedError, Request, Target, refusal
+from ringfold.fuzz.payload import Payload, load_tensors
+from ringfold.fuzz.target import Inputs, Request, Target
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -45,11 +42,8 @@ from ringfold.fuzz.trace import (
     Verify,
     unroll,
 )
-from ringfold.fuzz.truth import Kept, Truth, Window
-from ringfold.oracle.gdn import Parameters, Tokens, prepare
+from ringfold.fuzz.truth import Window
 from ringfold.sim.situations import SITUATIONS, Step
-
-Rows = Sequence[Request | None]
 
 
 class Verdict(msgspec.Struct):
@@ -95,22 +89,7 @@ def at_once(
         yield seating, turn
 
 
-class _TargetError(Exception):
-    """A verb of the target raised; the cause is what it raised."""
-
-
-@contextmanager
-def _blamed() -> Iterator[None]:
-    """Whatever is raised inside is the target's doing, unless it refuses a setup by name."""
-    try:
-        yield
-    except RefusedError:
-        raise
-    except Exception as error:
-        raise _TargetError from error
-
-
-class Walk:
+class Walk(Lives):
     """One walk of `trace` on `target`, which is not opened yet.
 
     `out_of_time` is asked before every operation; `on_windows` hears how many row-windows were
@@ -126,36 +105,13 @@ class Walk:
         out_of_time: Callable[[], bool] = lambda: False,
         on_windows: Callable[[int], None] = lambda count: None,
     ) -> None:
-        # A target follows its own protocol, whichever one the trace was written for.
-        setup = msgspec.structs.replace(trace.setup, dialect=target.dialect.name)
-        self.trace, self.target, self.payload, self.setup = trace, target, payload, setup
+        super().__init__(trace, target, payload)
         self.out_of_time, self.on_windows = out_of_time, on_windows
-        self.dialect = target.dialect
-        self.parameters = payload.parameters()
-        marks = self.dialect.donates == "checkpoint" and "donate" in target.operations
-        self.truth = Truth(setup, self.parameters, eps(setup.dtypes.state), marks)
-        self.ledger = Ledger(setup, self.dialect)
-        self.twin = target.twin() if self._claims_bits() else None
-        self.judge = Judge(setup, target, self.twin, self.ledger, self.truth)
         self.windows: dict[int, tuple[Rows, Window]] = {}
-        self.unseated: set[Request] = set()
-        self.saved: dict[Request, Kept] = {}
-        self.prefixes: dict[int, tuple[Kept, bool]] = {}
-        """What the prefix cache keeps, and whether records were folded into it on the way."""
         self.situations: Counter[str] = Counter()
-        self.skipped: Counter[str] = Counter()
-        self.seconds: dict[str, float] = defaultdict(float)
         self.poured_nan = False
         """Whether dead memory may hold NaN."""
-        self.verified = self.steps = self.iteration = 0
-        self.twins: Any = None
-        """What the twin returned from the last verb."""
-
-    def _claims_bits(self) -> bool:
-        """Whether the setup's dtypes lie within the dialect's claim of a bitwise fold."""
-        dtypes = self.setup.dtypes
-        lossless = dtypes.state in ("float32", "float64") and dtypes.record == dtypes.activation
-        return self.dialect.bitwise_fold and lossless
+        self.verified = self.steps = 0
 
     def run(self) -> Verdict:
         """Walk to the end, to the first finding that stops it, or until time is out."""
@@ -174,7 +130,7 @@ class Walk:
                 if any(m.check not in CONTINUES for m in self.judge.mismatches):
                     break
                 self._poison(together[-1].dead)
-        except _TargetError as raised:
+        except TargetError as raised:
             self.judge.crash(raised.__cause__ or raised)
         return Verdict(
             mismatches=self.judge.mismatches,
@@ -188,16 +144,6 @@ class Walk:
             seconds={part: round(spent, 6) for part, spent in sorted(self.seconds.items())},
             complete=complete,
         )
-
-    def _open(self) -> None:
-        with self._timed("target"), _blamed():
-            if because := refusal(self.target, self.setup):
-                raise RefusedError(f"target {self.target.name}: {because}")
-            self.target.open(self.setup, self.parameters)
-            if self.twin is not None:
-                self.twin.open(self.setup, self.parameters)
-            self.judge.open()
-        self.mirror = self.judge.mirror
 
     def _walk(self, kind: str, together: Sequence[Operation]) -> None:
         if kind not in self.target.operations or not self._can(together):
@@ -524,47 +470,6 @@ class Walk:
             self.judge.exactness(stored)
         self._judge_stored(stored)
 
-    # Walking.
-
-    def _call(self, verb: Callable[[Any], Any]) -> Any:
-        """Do the same on the twin and on the target; returns what the target returned."""
-        if self.twin is not None:
-            with self._timed("twin"), _blamed():
-                self.twins = verb(self.twin)
-        with self._timed("target"), _blamed():
-            result = verb(self.target)
-        self._look()
-        return result
-
-    def _look(self) -> None:
-        with self._timed("copy"), _blamed():
-            self.mirror.look()
-
-    def _where(self, request: Request) -> Mapping[str, int]:
-        with _blamed():
-            return self.target.seat(request)
-
-    def _inputs(
-        self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
-    ) -> Inputs:
-        with self._timed("payload"):
-            requests = [PADDING if row is None else row for row in rows]
-            return self.payload.window(
-                np.array(requests), np.array(lengths), tag, self.iteration, profile
-            )
-
-    def _window(self, rows: Rows, lengths: Sequence[int], inputs: Inputs) -> Window:
-        """The real rows of a batch, with what the recurrence makes of their tokens."""
-        real = [i for i, row in enumerate(rows) if row is not None]
-        A_log, dt_bias = (x[:, None, None, :] for x in self.parameters[:2])
-        with self._timed("oracle"):
-            tokens = Tokens(*(x[:, real] for x in tokens_of(inputs, np.asarray(lengths))))
-            requests = [row for row in rows if row is not None]
-            counts = np.array([lengths[i] for i in real], np.int64)
-            tokens, behind = self.truth.convolved(requests, tokens, counts)
-            updates = prepare(tokens, Parameters(A_log, dt_bias, self.setup.l2norm))
-        return Window(requests, real, counts, updates, behind)
-
     def _seated(self, rows: Iterable[Request | None]) -> Rows:
         """Rows of a batch; one whose request a skipped operation would have seated is padding."""
         return [None if row in self.unseated else row for row in rows]
@@ -602,41 +507,17 @@ class Walk:
             how = "garbage"
         if how != "leave":
             self.poured_nan = how == "nan"
-        with self._timed("poison"), _blamed():
+        with self._timed("poison"), blamed():
             self.mirror.poison(self.ledger.dead(), how)
-
-    # Judging.
 
     def _judge_outputs(
         self, outputs: NDArray[Any], rows: Rows, lengths: Sequence[int], window: Window
     ) -> None:
         with self._timed("checks"):
             owners = np.repeat([row is not None for row in rows], lengths)
-            with _blamed():
+            with blamed():
                 self.judge.require_outputs(outputs, owners.size)
             self.judge.outputs(outputs, owners, window)
-
-    def _judge_frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
-        with self._timed("checks"):
-            self.judge.frame(allowed)
-
-    def _judge_state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
-        with self._timed("checks"):
-            return self.judge.state(requests)
-
-    def _judge_stored(self, requests: list[Request]) -> None:
-        """Judge checkpoints that were just written; from here on, judge from what they hold."""
-        self.truth.stored(requests)
-        if (own := self._judge_state(requests)) is not None:
-            self.truth.restart(requests, own)
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] += time.perf_counter() - start
 
 
 def walk(
