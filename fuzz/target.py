@@ -81,8 +81,8 @@ def refusal(target: Target, setup: Setup) -> str:
     A target says so through a method `refuses` with this signature, less the target. It need not
     have one: then it takes every setup.
     """
-    if setup.convolution and not getattr(target, "convolves", False):
-        return f"owns no convolution, and the setup has one of {setup.convolution} taps: set it to 0"
+    if (width := setup.convolution) and not getattr(target, "convolves", False):
+        return f"owns no convolution, and the setup has one of width {width}: set it to 0"
     refuses = getattr(target, "refuses", None)
     return "" if refuses is None else str(refuses(setup))
 
