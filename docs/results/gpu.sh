@@ -52,7 +52,7 @@ SHORT=(tests/kernels/test_ring.py -x -k "history_agrees or padding_row or slot_s
 if [ "$DEVICE" = cuda ]; then
   CLOCK=(--device cuda)
   PRODUCTION=(--geometry 16,32,128,128 --dtype bfloat16)
-  RINGS=("--ring 16 --window 4" "--ring 64 --window 8")
+  RINGS=("--ring 16 --window 4 --geometry 2,4,128,128 --dtype bfloat16" "--ring 64 --window 8")
   VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
   SOME=(-n 4)
   BUDGET=(--max-time "$FUZZ_SECONDS")
@@ -74,9 +74,9 @@ fi
 if wanted right; then
   run kernels 160 "${pytest[@]}" "${TESTS[@]}" "${SOME[@]}" &
   run graph 160 "${pytest[@]}" tests/kernels/test_graph.py &
-  # shellcheck disable=SC2086  # a ring is several words
+  # shellcheck disable=SC2086  # each of RINGS is several words
   run explore-16-4 160 "${ringfold[@]}" explore triton ${RINGS[0]} \
-    "${on[@]}" "${PRODUCTION[@]}" --max-time 110 --workers 3 --run-dir "$OUT" --json &
+    "${on[@]}" --max-time 110 --workers 3 --run-dir "$OUT" --json &
   # shellcheck disable=SC2086
   run explore-64-8 160 "${ringfold[@]}" explore triton ${RINGS[1]} \
     "${on[@]}" --max-time 130 --workers $((CORES / 3 + 1)) --run-dir "$OUT" --json &
