@@ -34,8 +34,16 @@ ALIKE: Final[Mapping[type, Callable[..., ops.Operation]]] = {
 GIVES_BACK: Final = (events.Evict, events.Save, events.Free)
 
 
-def served(load: Workload, dialect: str, geometry: Geometry, dtypes: Dtypes = DEFAULT) -> ops.Trace:
+def served(
+    load: Workload,
+    dialect: str,
+    geometry: Geometry,
+    dtypes: Dtypes = DEFAULT,
+    convolution: int = 0,
+) -> ops.Trace:
     """The history of serving `load` with the cursors of `dialect`, in a pool of the load's size.
+
+    `convolution` is the width of the one in front of the recurrence, 0 for none.
 
     Raises:
         SetupError: no such setup can be, or a trace has no names for so many requests.
@@ -44,7 +52,9 @@ def served(load: Workload, dialect: str, geometry: Geometry, dtypes: Dtypes = DE
     require(load.requests <= most, "requests", load.requests, f"at most {most}", "serve fewer")
     slots = load.running + load.cached + 1  # the null slot
     window = load.window if dialect in VERIFIERS else 1
-    setup = Setup(dialect, geometry, load.ring, window, slots, dtypes=dtypes)
+    setup = Setup(
+        dialect, geometry, load.ring, window, slots, dtypes=dtypes, convolution=convolution
+    )
     happened = Engine(load, DIALECTS[dialect], protocol_of(setup)).run()
     return ops.Trace(
         setup=setup,

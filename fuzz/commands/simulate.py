@@ -14,12 +14,12 @@ from ringfold.fuzz.commands.memory import model_of
 from ringfold.fuzz.commands.options import geometry_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.served import served
-from ringfold.fuzz.trace import Decode, Verify, save
+from ringfold.fuzz.trace import Decode, Trace, Verify, save
 from ringfold.sim.dialects import DIALECTS, RING_DIALECT, VERIFIERS
 from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool, pool_of
 from ringfold.sim.presets import PRESETS
-from ringfold.sim.setup import Dtypes, Geometry, require
+from ringfold.sim.setup import Dtypes, require
 from ringfold.sim.traffic import Prediction, predict, recommended
 
 H200_TERABYTES = 4.2
@@ -105,6 +105,9 @@ def simulate(
     geometry: Annotated[
         str, typer.Option(metavar="H,HV,K,V", help="Of the trace: heads and dimensions.")
     ] = "1,2,32,32",
+    convolution: Annotated[
+        int, typer.Option(help="Of the trace: width of the convolution, 0 for none.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Serve a workload by every protocol; predict bytes and time, and recommend a ring length."""
@@ -132,7 +135,8 @@ def simulate(
     )
     if trace is not None:
         dtypes = Dtypes(conv_dtype, conv_dtype, state_dtype or model.state_dtype)
-        written = write(trace, load, dialect, geometry_of(geometry), dtypes)
+        history = served(load, dialect, geometry_of(geometry), dtypes, convolution)
+        written = write(trace, history)
         print_json(written) if as_json else _show_written(written)
         return
     pool = pool_of(
@@ -171,9 +175,8 @@ def simulate(
     _show(report, pool)
 
 
-def write(path: Path, load: Workload, dialect: str, geometry: Geometry, dtypes: Dtypes) -> Written:
-    """Write the history of serving `load` to `path`; raises `SetupError`."""
-    history = served(load, dialect, geometry, dtypes)
+def write(path: Path, history: Trace) -> Written:
+    """Write a served workload to `path`, and count what is in it."""
     save(history, path)
     kinds = Counter(type(operation).__name__.lower() for operation in history.operations)
     batches = (op.rows for op in history.operations if isinstance(op, Verify | Decode))

@@ -81,6 +81,16 @@ def test_the_machine_of_its_dialect_walks_all_of_it(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_convolution_is_rolled_back_beside_the_state(dialect: str) -> None:
+    """Its window follows every commit, fork, hit and restore."""
+    trace = served(LOAD, dialect, Geometry(1, 2, 8, 6), convolution=4)
+    verdict = walk(trace, resolve(f"sim@{dialect}", "cpu"))
+
+    assert verdict.mismatches == []
+    assert verdict.compared["convolution"] > 100
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_history_of_the_ring_is_one_for_all(dialect: str) -> None:
     """What a target does not own is skipped, the rest agrees."""
     trace = history("ring")
