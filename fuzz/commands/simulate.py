@@ -39,6 +39,7 @@ class Written(msgspec.Struct, frozen=True):
     """A workload as a trace."""
 
     trace: str
+    dialect: str
     operations: dict[str, int]
     windows: int
     """Row-windows of a walk that owns all of these operations."""
@@ -181,13 +182,14 @@ def write(path: Path, history: Trace) -> Written:
     kinds = Counter(type(operation).__name__.lower() for operation in history.operations)
     batches = (op.rows for op in history.operations if isinstance(op, Verify | Decode))
     windows = sum(len(rows) - rows.count(None) for rows in batches)
-    return Written(str(path), dict(kinds), windows)
+    return Written(str(path), history.setup.dialect, dict(kinds), windows)
 
 
 def _show_written(written: Written) -> None:
     counts = ", ".join(f"{count:,} {kind}" for kind, count in written.operations.items())
     out.print(f"{written.trace}: {written.windows:,} row-windows; {counts}.", markup=False)
-    out.print(f"replay: ringfold replay {written.trace} --target sim", markup=False)
+    target = f"sim@{written.dialect}"
+    out.print(f"replay: ringfold replay {written.trace} --target {target}", markup=False)
 
 
 def _show(report: Report, pool: Pool) -> None:
