@@ -22,7 +22,7 @@ from ringfold.fuzz.bisect import RangeError, bisect, range_of
 from ringfold.fuzz.cli import app
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.target import RefusedError, Target
-from ringfold.fuzz.targets import wheels
+from ringfold.fuzz.targets import registry, wheels
 from ringfold.fuzz.targets.registry import MissingTargetError
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, load
@@ -78,7 +78,7 @@ def releases(monkeypatch: pytest.MonkeyPatch) -> Any:
         by_name = {f"sglang==1.{i}": kind for i, kind in enumerate(kinds)}
         monkeypatch.setattr(module, "KNOWN_RELEASES", tuple(by_name))
         monkeypatch.setattr(
-            module.registry, "resolve", lambda name, device: target_of(by_name[name], name)
+            registry, "resolve", lambda name, device: target_of(by_name[name], name)
         )
         return f"sglang==1.0..1.{len(kinds) - 1}"
 
@@ -140,7 +140,7 @@ def test_a_wheel_is_fetched_when_that_is_asked_for(
 ) -> None:
     """By the name of the release, whatever the family; and otherwise nothing is fetched."""
     fetched: list[str] = []
-    monkeypatch.setattr(module.wheels, "add", fetched.append)
+    monkeypatch.setattr(wheels, "add", fetched.append)
 
     bisect(history(), range_of(releases("sound", "sound")), fetch=fetch)
 

@@ -77,7 +77,8 @@ def test_an_exact_ring_stands_for_the_recurrences_state(L: int, asking: float) -
     pool = DecodeRing(setup, heads.A_log, heads.dt_bias, EXACT)
     right = states_of(setup, rng).astype(np.float64)
     pool.admit(SLOTS, right)
-    per_token = Parameters(*(np.asarray(x)[:, None, None] for x in heads[:2]))
+    A_log, dt_bias = (np.asarray(x)[:, None, None] for x in heads[:2])
+    per_token = Parameters(A_log, dt_bias)
     folds = 0
     for _ in range(STEPS):
         poison(pool)

@@ -225,10 +225,9 @@ def test_its_steps_as_a_history_are_inconclusive() -> None:
 
 def test_a_campaign_that_never_flushed_is_inconclusive() -> None:
     """It names what was not reached; with a few more windows it agrees."""
-    setups = {"ring": 16}
 
     def report(windows: int) -> Any:
-        chosen = plans(resolve("sim@decode-ring"), name="sim@decode-ring", **setups)[:1]
+        chosen = plans(resolve("sim@decode-ring"), name="sim@decode-ring", ring=16)[:1]
         return Campaign(chosen, "cpu", 0, Budget(windows, None), None, 1).run(lambda *_: None)
 
     few = report(2)
