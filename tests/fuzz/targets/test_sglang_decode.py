@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import Budget, Campaign
+from ringfold.fuzz.campaign import Campaign
 from ringfold.fuzz.compare import compare, divergence, record
+from ringfold.fuzz.course import Budget
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.target import Inputs
 from ringfold.fuzz.targets import wheels
