@@ -37,7 +37,7 @@ INSTALL_SECONDS_MAX: Final = 3600
 REMEDY: Final = "ringfold targets add sglang-pool==0.5.16"
 
 _RECORD = "environment.json"
-_IMPORTS = "import torch, triton, transformers; print(torch.__version__)"
+IMPORTS: Final = "import torch, triton, transformers; print(torch.__version__)"
 
 
 class BuildError(RuntimeError):
@@ -101,7 +101,7 @@ def add() -> Environment:
         quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--quiet")
         _run([sys.executable, "-m", "pip", "--python", inside, *install, *quiet], "installing")
         _run(
-            [inside, "-c", _IMPORTS],
+            [inside, "-c", IMPORTS],
             "importing torch, which must be a build for the CPU (tell pip where one is found, "
             "such as by PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL)",
         )

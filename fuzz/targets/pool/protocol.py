@@ -43,7 +43,7 @@ def send(
     arrays: Sequence[NDArray[Any]] = (),
 ) -> None:
     """Write one message and flush."""
-    whole = [np.ascontiguousarray(array) for array in arrays]
+    whole = [np.asarray(array, order="C") for array in arrays]
     kinds = [(array.dtype.name, list(array.shape)) for array in whole]
     header = msgspec.msgpack.encode(Header(verb, dict(fields or {}), kinds))
     stream.write(struct.pack("<I", len(header)) + header)
