@@ -103,7 +103,7 @@ HAZARDS: Final = (
         "the window's records and its triangle know one parent for each token, the one before it",
         "a draft branches",
         crashes=False,
-        when=lambda s, r: s.replays and s.width > 1,
+        when=lambda s, r: s.replays and s.width > 1 and max(s.counts) > 2,  # of two none branches
     ),
     Hazard(
         "a window does not fit behind its history",

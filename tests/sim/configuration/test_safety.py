@@ -108,11 +108,12 @@ def test_the_default_launch_line_of_the_first_release_is_not_safe() -> None:
 
 
 def test_a_tree_is_a_tree_however_it_came_about() -> None:
-    """By topk or by the breadth of n-grams; with a breadth of one it is a chain."""
+    """By topk or by the breadth of n-grams; one child, or two tokens in all, make a chain."""
     tree = "a tree is verified as a chain"
     assert tree in names(changed(drafts=Drafts(3, 4, 8)), "0.5.23")
     assert tree in names(changed(algorithm="NGRAM"), "0.5.17")
     assert tree not in names(changed(algorithm="NGRAM", breadth=1), "0.5.17")
+    assert tree not in names(changed(algorithm="NGRAM", drafts=Drafts(1, 1, 2)), "0.5.17")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
