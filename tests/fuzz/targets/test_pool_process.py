@@ -91,7 +91,7 @@ class TestAWorker:
         """One process for all calls."""
         assert worker.starts == 0
 
-        first = worker.call("doubled", {"layers": 2}, [np.float32([1.5, -2.0])])
+        first = worker.call("doubled", {"layers": 2}, [np.array([1.5, -2.0], np.float32)])
         second = worker.call("pid").fields["pid"]
 
         assert first.fields == {"layers": 2}

@@ -1,0 +1,311 @@
+"""Does a request's state survive retraction and the prefix cache? SGLang's own pool, no ringfold.
+
+    PYTHONPATH=RELEASE python pool_states.py
+
+RELEASE is the unpacked wheel of SGLang 0.5.16 to 0.5.23; python that of an environment with
+fuzz/targets/pool/requirements.txt. Everything runs on the CPU, kernels in Triton's interpreter.
+
+A request is prefilled, verifies a window of two tokens and keeps both. The updates of these wait in
+its ring: `pending` says how many. Then
+  * it goes to host memory (`Req.offload_kv_cache`), its seat is given back, and it returns
+    (`Req.load_kv_cache`), or
+  * it finishes (`release_kv_cache`) and another request with the same prompt starts from the prefix
+    cache (`init_next_round_input`, and the copy on write of a prefill).
+Its next window gets the same tokens as that of a request that just stayed. If the state survived,
+the outputs are the same to the last bit. Where the key of the prefix is shorter than the prompt, the
+state must be that of the shorter text, and so must the convolution's window: that is compared with
+what it was before the two tokens.
+"""
+
+# ruff: noqa: D101, D102, E402, SLF001 - imports wait for what they need; it calls as SGLang does
+import contextlib
+import importlib
+import inspect
+import os
+from array import array
+
+os.environ["TRITON_INTERPRET"] = "1"
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from triton.runtime.interpreter import InterpreterBuilder
+
+for op in ("nms", "qnms"):  # torchvision's own binary does not load beside torch for the CPU
+    torch.library.define(f"torchvision::{op}", "(Tensor d, Tensor s, float t) -> Tensor")
+for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):  # masks made of integers
+    original = getattr(InterpreterBuilder, name)
+
+    def call(self, *given, original=original, at=at):
+        given[at].data = given[at].data.astype(np.bool_)
+        return original(self, *given)
+
+    setattr(InterpreterBuilder, name, call)
+
+import sglang
+import sglang.kernels.ops.mamba.mamba_state_scatter_triton as scatter
+from sglang.srt.configs import Qwen3NextConfig
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+from sglang.srt.layers.attention.linear import utils as linear_utils
+from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req, ReqKvInfo
+from sglang.srt.mem_cache import registry
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
+
+H, HV, K, V, L, D, PROMPT = 1, 2, 32, 32, 16, 2, 24
+DIM = 2 * H * K + HV * V
+
+
+class Namespace:
+    def __init__(self, **given):
+        self.__dict__.update(given)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class OnCpu(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+class Copying(TorchFunctionMode):  # .to("cpu") copies from a GPU, and is an alias on the CPU
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        return made.clone() if function is torch.Tensor.to else made
+
+
+def claiming_cuda(function):
+    def call(*given, **named):
+        torch.Tensor.is_cuda = property(lambda tensor: True)
+        try:
+            return function(*given, **named)
+        finally:
+            del torch.Tensor.is_cuda
+
+    return call
+
+
+for name in ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask"):
+    if hasattr(scatter, name):
+        setattr(scatter, name, claiming_cuda(getattr(scatter, name)))
+
+
+class Step(int):
+    def to(self, *dtype):
+        return self
+
+
+for folder in ("fla", "linear"):  # a loop variable is a plain int in the interpreter
+    with contextlib.suppress(ImportError):
+        fold = importlib.import_module(
+            f"sglang.kernels.ops.attention.{folder}.gdn_replayssm_spec_fold"
+        )
+        fold.range = lambda *bounds: map(Step, range(*(int(b) for b in bounds)))
+
+ARGUMENTS = ServerArgs(
+    model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1
+)
+ARGUMENTS._mamba_cache_chunk_size = 64
+set_global_server_args_for_scheduler(ARGUMENTS)
+
+
+class Server:
+    def __init__(self):
+        shape = Mamba2StateShape.create(
+            tp_world_size=1, intermediate_size=HV * V, n_groups=H, num_heads=HV, head_dim=V,
+            state_size=K, conv_kernel=4,
+        )  # fmt: skip
+        takes = inspect.signature(HybridReqToTokenPool.__init__).parameters
+        flags = ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec")
+        with OnCpu():
+            self.pool = HybridReqToTokenPool(
+                size=3, mamba_size=3, mamba_spec_state_size=3, max_context_len=64, device="cpu",
+                enable_memory_saver=False, mamba_layer_ids=[0], enable_mamba_extra_buffer=False,
+                cache_params=Mamba2CacheParams(
+                    shape=shape,
+                    layers=[0],
+                    dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
+                ),
+                speculative_num_draft_tokens=D, speculative_eagle_topk=1, start_layer=0,
+                enable_overlap_schedule=False, linear_replayssm_cache_len=L,
+                **{next(f for f in flags if f in takes): True},
+            )  # fmt: skip
+        config = Namespace(hf_config=Qwen3NextConfig(), is_draft_model=False)
+        self.runner = Namespace(
+            device="cpu", server_args=ARGUMENTS, is_draft_worker=False, model_config=config,
+            req_to_token_pool=self.pool,
+        )  # fmt: skip
+        if hasattr(linear_utils, "resolve_linear_attn_backends"):
+            self.runner.linear_attn_backends = linear_utils.resolve_linear_attn_backends()
+        full = Namespace(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
+        self.linear = GDNAttnBackend(self.runner)
+        self.runner.attn_backend = HybridLinearAttnBackend(full, self.linear, [])
+        draw = torch.Generator().manual_seed(0)
+        self.layer = RadixLinearAttention(
+            0, H, H, HV, K, K, V, conv_weights=torch.randn(DIM, 4, generator=draw) * 0.4, bias=None,
+            activation="silu", A_log=torch.full((HV,), -3.0),
+            dt_bias=torch.randn(HV, generator=draw),
+        )  # fmt: skip
+        allocator = TokenToKVPoolAllocator(
+            256, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
+        )
+        params = CacheInitParams(
+            disable=False, req_to_token_pool=self.pool, token_to_kv_pool_allocator=allocator,
+            page_size=1,
+        )  # fmt: skip
+        context = Namespace(params=params, server_args=ARGUMENTS, is_hybrid_ssm=True)
+        context.disable_radix_cache = context.is_hybrid_swa = False
+        context.enable_hierarchical_cache = False
+        self.cache, self.allocator = registry.default_radix_cache_factory(context), allocator
+        self.states = self.pool.mamba_pool.mamba_cache
+
+    def begin(self, tokens):
+        """Match, allocate, clear or copy: returns how many tokens of the prompt were kept."""
+        req = Req("r", "", tokens, SamplingParams(max_new_tokens=1))
+        req.init_next_round_input(self.cache)
+        source = holder(req).mamba_cow_src_index
+        self.pool.alloc([req])
+        slot = torch.tensor([slot_of(req)])
+        batch = Namespace(forward_mode=ForwardMode.EXTEND)
+        if source is None:
+            batch.mamba_clear_indices = slot
+        else:
+            batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices = source, slot
+        ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(self.runner, batch)
+        return req
+
+    def prefilled(self):
+        """What a prefill leaves: a state and the convolution's window."""
+        req, draw = self.begin(array("q", range(PROMPT))), torch.Generator().manual_seed(1)
+        slot = slot_of(req)
+        self.states.temporal[:, slot] = torch.randn(1, HV, V, K, generator=draw)
+        self.states.conv[0][:, slot] = torch.randn(1, DIM, 3, generator=draw)
+        return req
+
+    def step(self, req, seed):
+        """Verify a window of D tokens and keep all of them."""
+        draw, rows = torch.Generator().manual_seed(seed), torch.tensor([row_of(req)])
+        batch = Namespace(
+            batch_size=1, req_pool_indices=rows, forward_mode=ForwardMode.TARGET_VERIFY,
+            logical_forward_mode=ForwardMode.TARGET_VERIFY, spec_info=Namespace(draft_token_num=D),
+            input_ids=torch.zeros(D, dtype=torch.int64), seq_lens=torch.zeros(1).long(),
+        )  # fmt: skip
+        self.linear.init_forward_metadata(batch)
+        out = self.runner.attn_backend.forward(
+            layer=self.layer, forward_batch=batch, mixed_qkv=torch.randn(D, DIM, generator=draw),
+            a=torch.randn(D, HV, generator=draw), b=torch.randn(D, HV, generator=draw),
+        )  # fmt: skip
+        kept, index = torch.tensor([D], dtype=torch.int32), torch.arange(D, dtype=torch.int32)
+        worker = Namespace(model_runner=self.runner)
+        commit_mamba_states_after_verify(worker, batch, kept, index[None], D)
+        return out.flatten().clone()
+
+    def pending(self, req):
+        pool = self.pool.mamba_pool
+        by_row = getattr(pool, "replayssm_spec_write_pos", None)
+        by_slot = getattr(pool, "replayssm_write_pos", None)
+        if by_row is not None:
+            return int(by_row[row_of(req)])
+        return 0 if by_slot is None else int(by_slot[slot_of(req)])
+
+    def retract_and_return(self, req):
+        kv = Namespace(mamba_pool=self.pool.mamba_pool, _mamba_translate=lambda indices: indices)
+        kv.full_kv_pool = Namespace(get_cpu_copy=nothing, load_cpu_copy=nothing)
+        kv.cpu_copy_carries_mamba = getattr(HybridLinearKVPool, "cpu_copy_carries_mamba", None)
+        allocator = Namespace(
+            get_kvcache=lambda: kv,
+            get_cpu_copy=lambda *a, **k: HybridLinearKVPool.get_cpu_copy(kv, *a, **k),
+            load_cpu_copy=lambda *a, **k: HybridLinearKVPool.load_cpu_copy(kv, *a, **k),
+        )
+        with Copying():
+            req.offload_kv_cache(self.pool, allocator)
+        self.pool.free_mamba_cache(req)
+        self.pool.free(req)
+        self.prefilled()  # somebody else takes the seat
+        self.pool.alloc([req])
+        req.load_kv_cache(self.pool, allocator)
+
+    def finish(self, req):
+        places = self.allocator.alloc(PROMPT).to(torch.int32)
+        self.pool.req_to_token[row_of(req), :PROMPT] = places
+        if req.kv is None:
+            takes = inspect.signature(ReqKvInfo).parameters
+            given = {"kv_allocated_len": PROMPT, "swa_evicted_seqlen": 0}
+            req.kv = ReqKvInfo(**{k: v for k, v in given.items() if k in takes})
+        for owner in (req, req.kv):
+            for field in ("kv_committed_len", "kv_allocated_len"):
+                if hasattr(owner, field):
+                    setattr(owner, field, PROMPT)
+        req.finished_reason = FINISH_LENGTH(length=PROMPT)
+        named = inspect.signature(release_kv_cache).parameters
+        release_kv_cache(
+            req, self.cache, **{"checkpoint" if "checkpoint" in named else "is_insert": True}
+        )
+
+
+def nothing(*given, **named):
+    pass
+
+
+def holder(req):
+    return req.kv if hasattr(req.kv, "mamba_pool_idx") else req
+
+
+def slot_of(req):
+    return int(holder(req).mamba_pool_idx)
+
+
+def row_of(req):
+    return int(req.kv.req_pool_idx if hasattr(req.kv, "req_pool_idx") else req.req_pool_idx)
+
+
+def difference(a, b):
+    return f"off by {(a - b).abs().max():.3g} (largest output {b.abs().max():.3g})"
+
+
+server = Server()
+stays = server.prefilled()
+server.step(stays, seed=2)
+right = server.step(stays, seed=3)
+
+server = Server()
+retracted = server.prefilled()
+server.step(retracted, seed=2)
+print(f"sglang {sglang.__version__}: pending {server.pending(retracted)} of {D} accepted tokens")
+server.retract_and_return(retracted)
+print(f"  retracted and back: next outputs {difference(server.step(retracted, seed=3), right)}")
+
+server = Server()
+donor = server.prefilled()
+before = server.states.conv[0][:, slot_of(donor)].clone()
+server.step(donor, seed=2)
+pending = server.pending(donor)
+now = server.states.conv[0][:, slot_of(donor)].clone()
+server.finish(donor)
+heir = server.begin(array("q", range(PROMPT + 1)))
+window = server.states.conv[0][:, slot_of(heir)]
+indices = getattr(heir, "prefix_indices", None)
+kept = getattr(heir, "prefix_len", None) if indices is None else len(indices)
+if kept is None:
+    kept = heir.kv.cache_protected_len
+print(f"  finished with {pending} pending: {kept} of {PROMPT} tokens are kept")
+if kept == PROMPT:
+    print(f"  started from them: next outputs {difference(server.step(heir, seed=3), right)}")
+else:
+    place = "that of the kept tokens" if torch.equal(window, before) else "another one"
+    place = f"{place}: that of all {PROMPT}" if torch.equal(window, now) else place
+    print(f"  started from them: the convolution's window is {place}")
