@@ -83,8 +83,9 @@ def range_of(text: str) -> Range:
         found = Range(family, Version(first), Version(last))
     except InvalidVersion:
         equals = ""
-    if not equals or not to or family not in registry.FAMILIES:
-        families = ", ".join(registry.FAMILIES)
+    known = (*registry.FAMILIES, registry.POOL)
+    if not equals or not to or family not in known:
+        families = ", ".join(known)
         raise RangeError(
             f"{text!r} is no range of releases: write sglang==0.5.16{TO}0.5.23; "
             f"for sglang may stand {families}"

@@ -157,6 +157,11 @@ class TestRange:
         assert found.family == "sglang-packed"
         assert [str(v) for v in found.releases()] == ["0.5.18", "0.5.19", "0.5.20", "0.5.21"]
 
+    @pytest.mark.parametrize("family", [*registry.FAMILIES, registry.POOL])
+    def test_every_family_has_releases(self, family: str) -> None:
+        """Kernels and pools alike."""
+        assert range_of(f"{family}==0.5.16..0.5.23").family == family
+
     def test_ends_that_nobody_knows_of_are_asked_for(self) -> None:
         """They may be fetched."""
         assert Version("0.5.99") in range_of("sglang==0.5.22..0.5.99").releases()
