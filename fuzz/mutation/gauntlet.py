@@ -28,9 +28,14 @@ from ringfold.sim.dialects import protocol_of
 from ringfold.sim.setup import NULL_SLOT, Geometry, Setup, SetupError
 
 STEPS_FIRST: Final = 4
-STEPS_WIDE: Final = 10
-WIDE: Final = ((Geometry(1, 2, 160, 72), 32, 6), (Geometry(1, 1, 128, 80), 8, 2))
-"""Geometry, ring and window: 5 and 4 tiles of 32 along K, and along V a second one of 64."""
+STEPS_SIZES: Final = 10
+SIZES: Final = (
+    ("wide", Geometry(1, 2, 160, 72), 32, 6),
+    ("wide", Geometry(1, 1, 128, 64), 8, 2),
+    ("narrow", Geometry(1, 1, 32, 8), 8, 2),
+)
+"""Geometry, ring and window: 5 tiles of 32 along K, and along V a second one of 64, which is not
+full; 4 and one, all of them full, and not square; and less than the smallest tile along V."""
 
 OutOfTime = Callable[[], bool]
 
@@ -77,16 +82,16 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
     yield Stage("reset", "apart", functools.partial(_reset, setup=directed[0].setup))
     if "far" in layouts:
         yield _history(far, seed, 0, "far")
-    yield from _wide(target, name, device, seed)
+    yield from _sizes(target, name, device, seed)
     turn = itertools.cycle(layouts)
     for number in itertools.count(1):
         for plan in every:
             yield _history(plan, seed, number, next(turn))
 
 
-def _wide(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
-    """Heads of several tiles along K and V, and a window longer than the shortest block."""
-    for geometry, ring, window in WIDE:
+def _sizes(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
+    """Heads of several tiles, and of less than one; a window longer than the shortest block."""
+    for size, geometry, ring, window in SIZES:
         try:
             plan = plans(
                 target,
@@ -99,8 +104,8 @@ def _wide(target: Target, name: str, device: Device, seed: int) -> Iterator[Stag
             )[0]
         except SetupError:
             continue  # the target refuses it
-        plan = plan._replace(directed=False, steps=STEPS_WIDE)
-        yield _history(plan, seed, 0, "apart")._replace(name="wide")
+        plan = plan._replace(directed=False, steps=STEPS_SIZES)
+        yield _history(plan, seed, 0, "apart")._replace(name=size)
 
 
 def _in_float32(plan: Plan) -> Plan:

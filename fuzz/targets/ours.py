@@ -64,6 +64,8 @@ class TritonRing(DropInRing):
 class TritonRecurrent(CopiedSnapshots):
     """`ringfold.kernels`, the recurrent verify with a snapshot per drafted token."""
 
+    dialect = CopiedSnapshots.dialect._replace(zeroes_padding=True)  # its kernel promises that
+
     def __init__(self, name: str, device: Device, kernels: Kernels) -> None:
         super().__init__(name, device)
         self.kernels = kernels

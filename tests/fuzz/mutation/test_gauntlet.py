@@ -26,6 +26,7 @@ STAGES: Final = (
     "directed, far",
     "wide, apart",
     "wide, apart",
+    "narrow, apart",
     "random, packed",
     "random, apart",
     "random, far",
