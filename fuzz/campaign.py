@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from ringfold.fuzz import failures
+from ringfold.fuzz import failures, lockstep
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.course import Budget, Course, Lot, Turns
 from ringfold.fuzz.legality import Class, classify, rank
@@ -569,8 +569,8 @@ class Campaign:
     def _conclude(self) -> None:
         """What the run leaves open."""
         report = self.report
-        stepping = [plan.setup for plan in self.plans if _step_of(plan) in plan.operations]
-        reachable = set().union(*map(reachable_situations, stepping))
+        stepping = [plan for plan in self.plans if _step_of(plan) in plan.operations]
+        reachable = set().union(*map(_reachable, stepping))
         report.missed = sorted(reachable - set(report.situations))
         report.situations = dict(sorted(report.situations.items()))
         report.seconds = {part: round(s, 3) for part, s in sorted(report.seconds.items())}
@@ -614,6 +614,12 @@ def cores() -> int:
 def _step_of(plan: Plan) -> str:
     """The kind of operation by which the protocol of a plan goes from situation to situation."""
     return "verify" if DIALECTS[plan.setup.dialect].verifies else "decode"
+
+
+def _reachable(plan: Plan) -> frozenset[str]:
+    """Situations that histories of this plan can reach."""
+    reachable = frozenset(reachable_situations(plan.setup))
+    return reachable - lockstep.UNREACHABLE if plan.lockstep else reachable
 
 
 def _first_of_each_target(plans: Sequence[Plan]) -> list[Plan]:

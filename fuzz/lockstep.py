@@ -10,6 +10,7 @@ are rewritten here; other than that, what each request accepts stays as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -29,6 +30,11 @@ from ringfold.fuzz.trace import (
 from ringfold.sim.cursors import Cursors, committed
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
+
+UNREACHABLE: Final = frozenset(
+    {"none accepted, no fold", "none accepted after a fold", "ragged batch"}
+)
+"""Situations of `ringfold.sim.situations` in which no server ever is."""
 
 
 def in_lockstep(operations: Sequence[Operation], setup: Setup) -> tuple[Operation, ...]:

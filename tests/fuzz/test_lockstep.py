@@ -12,7 +12,7 @@ from collections import defaultdict
 import pytest
 
 from ringfold.fuzz.generate import history
-from ringfold.fuzz.lockstep import in_lockstep
+from ringfold.fuzz.lockstep import UNREACHABLE, in_lockstep
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.trace import (
     Admit,
@@ -28,6 +28,7 @@ from ringfold.fuzz.trace import (
     validate,
 )
 from ringfold.sim.setup import Geometry, Setup
+from ringfold.sim.situations import SITUATIONS
 
 OPERATIONS = frozenset(
     {
@@ -116,3 +117,10 @@ def test_padding_is_cut_to_what_a_server_runs() -> None:
 
     assert served[1] == Verify(tag=2, rows=(None, 0, None), lengths=(2, 2, 2))
     validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
+
+
+def test_what_a_server_never_does_is_named_as_the_situations_are() -> None:
+    """A name that means no situation would excuse nothing."""
+    names = {situation.name for situation in SITUATIONS}
+
+    assert names > UNREACHABLE
