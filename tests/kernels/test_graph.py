@@ -44,7 +44,10 @@ def captured(step: Callable[[], None], device: str) -> Any:
 def test_a_captured_step_replays_a_history(
     layer: Callable[..., Any], device: str, ordered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten thousand steps of three rows and a padding row: outputs, folds and cursors."""
+    """Ten thousand steps of three rows and a padding row: outputs and folds.
+
+    A tenth of them where rows are started in another order than they come.
+    """
     from ringfold.kernels import ring
     from ringfold.kernels.cursors import commit_gdn_replayssm_spec
     from ringfold.kernels.recurrent import gdn_recurrent_verify
@@ -81,7 +84,8 @@ def test_a_captured_step_replays_a_history(
     truth = one.truth[order]
     parameters = Parameters(*(x.double().cpu().numpy() for x in (one.A_log, one.dt_bias)))
     worst, folds = 0.0, 0
-    for _ in range(REPLAYS[device]):
+    replays = max(24, REPLAYS[device] // 10) if ordered else REPLAYS[device]
+    for _ in range(replays):
         for x in buffers:
             x.copy_(one.draw(*x.shape))
         accepted = random.integers(0, T + 1, 4)
@@ -107,4 +111,4 @@ def test_a_captured_step_replays_a_history(
     twin = one.twin[order].double().cpu().numpy()
     assert worst < OUTPUT[device]
     assert np.abs(twin - truth).max() / np.abs(truth).max() < STATE
-    assert folds > REPLAYS[device] / 4
+    assert folds > replays / 4
