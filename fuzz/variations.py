@@ -14,10 +14,11 @@ from typing import Final, NamedTuple, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from ringfold.fuzz import retold
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.story import Told
-from ringfold.fuzz.target import Floats, Inputs, Request
+from ringfold.fuzz.target import Floats, Inputs, Request, Target
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -61,6 +62,10 @@ class Variation(NamedTuple):
     """None where a trace gives nothing to vary."""
     bits: bool = True
     """Whether a sound implementation may keep the bits. If not, the oracle alone judges."""
+    retell: Callable[[Target], Target | None] = retold.unchanged
+    """What is done with the target; None where that can't be done with it."""
+    costly: bool = False
+    """Whether it is left out unless it is asked for."""
 
 
 # ------------------------------------------------------------------ variations
@@ -228,6 +233,11 @@ def other_portions(trace: Trace, random: Random) -> Varied | None:
     return Varied(_with(trace, operations), tensors)
 
 
+def as_it_is(trace: Trace, random: Random) -> Varied:
+    """The same history; what differs is the target."""
+    return Varied(trace)
+
+
 VARIATIONS: Final = (
     Variation("permuted-rows", "the order of a batch's rows", permuted_rows),
     Variation("other-slots", "the slot that a request sits in", other_slots),
@@ -235,9 +245,16 @@ VARIATIONS: Final = (
     Variation("nothing-kept", "a window of which nothing is kept", nothing_kept),
     Variation("dead-memory", "what dead memory holds", dead_memory),
     Variation("rotated-base", "the row at which a ring begins", rotated_base),
+    Variation("verified-twice", "how often a window is verified", as_it_is, retell=retold.twice),
+    Variation("strided-pools", "what lies between two slots", as_it_is, retell=retold.apart),
+    Variation("far-offsets", "how far apart slots lie", as_it_is, retell=retold.far, costly=True),
+    Variation("captured-launch", "that a launch is replayed", as_it_is, retell=retold.captured),
     Variation("other-ring", "the length of the ring", other_ring, bits=False),
     Variation("other-portions", "the portions that are accepted", other_portions, bits=False),
 )
+
+CHEAP: Final = tuple(variation for variation in VARIATIONS if not variation.costly)
+"""Those that are always tried."""
 
 BITWISE: Final = frozenset(variation.name for variation in VARIATIONS if variation.bits)
 """What an implementation repeats bit for bit whose rows know nothing of each other."""

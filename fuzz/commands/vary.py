@@ -14,7 +14,7 @@ from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.metamorphic import Variations
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.variations import VARIATIONS
+from ringfold.fuzz.variations import CHEAP, VARIATIONS
 
 
 def vary(
@@ -31,6 +31,10 @@ def vary(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where failures/ goes. [this folder]")
     ] = None,
+    far: Annotated[
+        bool,
+        typer.Option("--far", help="Also put slots so far apart that offsets need 64 bits."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell each history in other ways that must change nothing, and compare what comes of them."""
@@ -40,7 +44,13 @@ def vary(
     with progress_display() as progress:
         progress.add_task(f"{target} on {on}: varying histories", total=None)
         report = metamorphic.vary(
-            plans, under_test, seed, max_windows, device=on, run_dir=run_dir or Path()
+            plans,
+            under_test,
+            seed,
+            max_windows,
+            device=on,
+            run_dir=run_dir or Path(),
+            variations=VARIATIONS if far else CHEAP,
         )
     if as_json:
         print_json(report)
