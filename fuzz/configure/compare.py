@@ -141,8 +141,9 @@ class Row(msgspec.Struct, omit_defaults=True):
     exercised: bool = False
     events: list[tuple[str, float]] = []
     """What agreed, and the largest difference over the largest number."""
-    shown: Difference | Failure | None = None
-    """How a hazard showed."""
+    differs: Difference | None = None
+    crashed: Failure | None = None
+    """How a hazard showed, if it did."""
     not_run: str = ""
     pool: dict[str, Any] | None = None
 
@@ -351,13 +352,13 @@ def _exercise(row: Row, asked: Worker) -> None:
         flags = msgspec.structs.replace(flags, state="float16")
     answer = asked.ask(flags, exercise=True)
     row.exercised, row.events, row.pool = True, answer.events, answer.pool
-    row.shown = answer.differs or answer.crashed or answer.refused
-    if isinstance(row.shown, Failure):
-        if any(text in row.shown.text for text in NOT_HERE):
-            row.not_run, row.shown, row.exercised = row.shown.text, None, False
+    row.differs, row.crashed = answer.differs, answer.crashed or answer.refused
+    if row.crashed is not None:
+        if any(text in row.crashed.text for text in NOT_HERE):
+            row.not_run, row.crashed, row.exercised = row.crashed.text, None, False
         elif row.outcome in ("runs", "accepted but unsafe"):
             row.outcome = "crashes late"
-    elif not answer.events and row.shown is None:
+    elif not answer.events and row.differs is None:
         row.not_run = "nothing to run: this model's layers, or no drafts"
 
 
@@ -370,8 +371,8 @@ def _summary(version: str, rows: list[Row], stopped: bool = False) -> Comparison
             for name in row.hazards:
                 entry = shown.setdefault(name, {"accepted": 0, "shown": None})
                 entry["accepted"] += 1
-                if entry["shown"] is None and row.shown is not None:
-                    entry["shown"] = {"changes": row.changes, "as": msgspec.to_builtins(row.shown)}
+                if entry["shown"] is None and (how := row.differs or row.crashed) is not None:
+                    entry["shown"] = {"changes": row.changes, "as": msgspec.to_builtins(how)}
         elif row.outcome == "refused though safe":
             entry = refused.setdefault(
                 " and ".join(row.rules) or row.refused.where, {"refused": 0, "first": row.changes}
@@ -398,7 +399,8 @@ def _surprises(row: Row) -> Iterator[str]:
         yield f"the table says {', '.join(row.rules) or 'accepted'}, but {said}"
     if not row.exercised or row.not_run:
         return
-    if row.hazards and row.shown is None:
+    shown = row.differs or row.crashed
+    if row.hazards and shown is None:
         yield f"{', '.join(row.hazards)} is predicted, and nothing shows"
-    if not row.hazards and row.shown is not None:
-        yield f"nothing is predicted, but {row.shown}"
+    if not row.hazards and shown is not None:
+        yield f"nothing is predicted, but {shown}"

@@ -71,7 +71,7 @@ def test_accepted_but_unsafe_shows() -> None:
     row = judged(TREE, with_replay=ACCEPTED, run=differs)
 
     assert row.outcome == "accepted but unsafe"
-    assert row.shown == Difference("tree", "off by 0.5")
+    assert row.differs == Difference("tree", "off by 0.5")
     assert not list(compare._surprises(row))
 
 
