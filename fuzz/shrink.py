@@ -48,8 +48,8 @@ SECONDS_MAX: Final = 60.0
 """For one finding, unless the caller says otherwise; then the best so far is the result."""
 
 WALKS_MAX: Final = 2000
-"""The same limit for those who walk fast, and one that strikes at the same place every time: time
-alone would make the result depend on how busy the machine is. Seen: 1,100 at most."""
+"""The same for those who walk fast, and a limit that strikes at the same place every time: by time
+alone the result would depend on how busy the machine is. Seen: 121 at most, of a dozen bugs."""
 
 SHARPNESS: Final[tuple[Check, ...]] = (
     "crash",

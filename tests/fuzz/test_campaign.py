@@ -29,10 +29,11 @@ from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import load
+from ringfold.fuzz.trace import Verify, load
 
 BUG = "sim:fold-reads-from-row-zero"
 SECONDS_MAX = 60.0
+HANG_SECONDS = 5.0  # for an operation that takes milliseconds
 
 TARGETS = '''
 import os
@@ -92,6 +93,20 @@ class Slow(Sound):
             time.sleep(2.5)
             Slow.built = True
         super().open(setup, parameters)
+
+
+class Hangs(Sound):
+    """Comes back from four verifies of a history, and no more."""
+
+    def open(self, setup, parameters):
+        self.left = 4
+        super().open(setup, parameters)
+
+    def verify(self, rows, lengths, inputs):
+        if not self.left:
+            time.sleep(10_000)
+        self.left -= 1
+        return super().verify(rows, lengths, inputs)
 
 
 class Prints(Sound):
@@ -207,6 +222,27 @@ def test_the_same_seed_gives_the_same_bytes(
 
 
 # ------------------------------------------------------------------ what is kept
+
+
+def test_a_target_that_hangs_is_given_up(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is killed, the finding says so, and what did not come back is on disk."""
+    monkeypatch.syspath_prepend(str(mine))
+    made = plans(resolve("mine:Hangs"), "cpu", name="mine:Hangs")[:1]
+
+    started = time.monotonic()
+    report = Campaign(
+        made, "cpu", 1, Budget(500, None), tmp_path, workers=2, hang_max=HANG_SECONDS
+    ).run(quiet)
+
+    assert time.monotonic() - started < 10 * HANG_SECONDS
+    [finding] = report.findings
+    assert (finding.check, finding.symptom) == ("crash", "the target hangs")
+    failure = load(finding.trace)
+    assert failure.seen[0]["kind"] == "verify"
+    assert isinstance(failure.operations[-1], Verify)
+    assert any("does not come back" in reason for reason in report.inconclusive)
 
 
 def test_every_failure_is_counted_and_a_few_of_a_kind_are_kept(tmp_path: Path) -> None:

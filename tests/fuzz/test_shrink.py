@@ -245,6 +245,18 @@ def test_the_best_so_far_survives_the_time_limit() -> None:
     assert cause(walk(shrunk.trace, target).mismatches) == shrunk.cause
 
 
+def test_the_best_so_far_survives_the_limit_of_walks() -> None:
+    """It strikes at the same place every time: the same trace, however fast the machine is."""
+    target = resolve("sim:bonus-token-ignored")
+
+    one, again = (shrink(trace_of(*NOISY), target, walks_max=9) for _ in range(2))
+
+    assert not one.complete
+    assert one.trace == again.trace
+    assert one.walks == again.walks == 10  # the last one is of the result
+    assert shrink(trace_of(*NOISY), target).walks > 10
+
+
 class NeedsTensors(SimulatedTarget):
     """Wrong where a query holds the number 3, which no payload has."""
 
