@@ -137,6 +137,20 @@ class TestCheckout:
         with pytest.raises(UnknownReleaseError, match="has no fused_recurrent_linear_replayssm"):
             resolve(f"sglang-decode@{tmp_path}")
 
+    @pytest.mark.parametrize(("alien", "code"), [(False, 2), (True, 3)])
+    def test_exit_codes_are_those_of_other_targets(
+        self, tmp_path: Path, alien: bool, code: int
+    ) -> None:
+        """A folder that is none is a usage error, kernels that fit no dialect are inconclusive."""
+        pytest.importorskip("triton")
+        if alien:
+            (tmp_path / "sglang").mkdir()
+        command = [sys.executable, "-m", "ringfold", "fuzz", f"sglang@{tmp_path}"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert run.returncode == code
+        assert run.stderr.splitlines()[-1].startswith("ringfold: ")
+
     def test_an_unpacked_release_agrees_with_its_wheel(self, tmp_path: Path) -> None:
         """Bit for bit the same outputs, and the same digests."""
         wheel = wheels.find("sglang==0.5.23")
