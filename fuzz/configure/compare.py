@@ -363,20 +363,12 @@ def _exercise(row: Row, asked: Worker) -> None:
 
 
 def _summary(version: str, rows: list[Row], stopped: bool = False) -> Comparison:
-    shown: dict[str, dict[str, Any]] = {}
     refused: dict[str, dict[str, Any]] = {}
     surprises = []
     for row in rows:
-        if row.refused is None:
-            for name in row.hazards:
-                entry = shown.setdefault(name, {"accepted": 0, "shown": None})
-                entry["accepted"] += 1
-                if entry["shown"] is None and (how := row.differs or row.crashed) is not None:
-                    entry["shown"] = {"changes": row.changes, "as": msgspec.to_builtins(how)}
-        elif row.outcome == "refused though safe":
-            entry = refused.setdefault(
-                " and ".join(row.rules) or row.refused.where, {"refused": 0, "first": row.changes}
-            )
+        if row.outcome == "refused though safe" and row.refused is not None:
+            rule = " and ".join(row.rules) or row.refused.where
+            entry = refused.setdefault(rule, {"refused": 0, "first": row.changes})
             entry["refused"] += 1
         surprises += [f"{row.changes}: {text}" for text in _surprises(row)]
     return Comparison(
@@ -385,12 +377,24 @@ def _summary(version: str, rows: list[Row], stopped: bool = False) -> Comparison
         configurations=len(rows),
         exercised=sum(row.exercised for row in rows),
         outcomes=dict(Counter(row.outcome for row in rows)),
-        shown=shown,
+        shown=_shown([row for row in rows if row.refused is None]),
         safe_refusals=refused,
         surprises=surprises,
         rows=rows,
         stopped=stopped,
     )
+
+
+def _shown(accepted: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """By hazard, how it showed; where it can be, in a configuration that has no other."""
+    shown: dict[str, dict[str, Any]] = {}
+    for row in sorted(accepted, key=lambda row: len(row.hazards)):
+        for name in row.hazards:
+            entry = shown.setdefault(name, {"accepted": 0, "shown": None})
+            entry["accepted"] += 1
+            if entry["shown"] is None and (how := row.differs or row.crashed) is not None:
+                entry["shown"] = {"changes": row.changes, "as": msgspec.to_builtins(how)}
+    return shown
 
 
 def _surprises(row: Row) -> Iterator[str]:
