@@ -1,0 +1,201 @@
+"""SGLang's own pool, backend and commit agree with the recurrence, where they do.
+
+The releases run unedited in an environment of their own, which `ringfold targets add` builds; where
+it is missing these tests are skipped, for it has 2 GB. What is compared is what a walk compares:
+outputs, states, the convolution's window, cursors, records, untouched memory, and bits with the
+same pool whose replay flag is off. Where a release is known to be wrong, its traces are in
+`tests/corpus`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringfold.fuzz import walk as walking
+from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.targets import environments, registry, wheels
+from ringfold.fuzz.targets.registry import MissingTargetError
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Donate,
+    Evict,
+    Fork,
+    Free,
+    Hit,
+    Idle,
+    Operation,
+    PayloadSpec,
+    Restore,
+    Save,
+    Trace,
+    Verify,
+    validate,
+)
+from ringfold.sim.setup import Dtypes, Geometry, Setup
+
+RELEASES = ("0.5.16", "0.5.18", "0.5.20", "0.5.23")
+OLDEST = "0.5.16"
+
+
+def pool_of(version: str) -> Any:
+    """The target; skips where its wheel or the environment is missing."""
+    if environments.find() is None or wheels.find(f"sglang=={version}") is None:
+        pytest.skip(f"type `ringfold targets add sglang-pool=={version}` (2 GB)")
+    return registry.resolve(f"sglang-pool=={version}")
+
+
+def trace_of(target: Any, operations: list[Operation], **changed: Any) -> Trace:
+    fields = {
+        "dialect": target.dialect.name,
+        "geometry": Geometry(1, 2, 32, 32),
+        "ring": 8,
+        "window": 2,
+        "slots": 5,
+        "convolution": 4,
+    }
+    trace = Trace(
+        setup=Setup(**{**fields, **changed}),
+        payload=PayloadSpec(seed=3, profile="slow-decay"),
+        operations=tuple(operations),
+    )
+    validate(trace)
+    return trace
+
+
+def steps(
+    *rows: int | None, first: int, accepted: list[int], dead: Any = "leave"
+) -> list[Operation]:
+    """So many steps of a batch, in which every request keeps as many tokens."""
+    made: list[Operation] = []
+    for tag, n in enumerate(accepted, start=first):
+        counts = tuple(None if row is None else n for row in rows)
+        made += [
+            Verify(tag=tag, rows=rows, lengths=(2,) * len(rows)),
+            Commit(tag=tag, accepted=counts, dead=dead),
+        ]
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lives_that_a_release_gets_right(version: str, dtype: str) -> None:
+    """Folds, padding, an idle batch, a copy, a used slot and a prefix whose records were folded."""
+    target = pool_of(version)
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Fork(request=1, source=0),
+        *steps(1, None, 0, first=10, accepted=[2, 1, 2, 2, 2], dead="garbage"),
+        Idle(rows=2),
+        Free(request=0, dead="garbage"),
+        Admit(request=2, tag=1, dead="nan" if version < "0.5.20" else "garbage"),
+        *steps(2, 1, first=20, accepted=[1, 2, 2]),
+    ]
+    walked = walking.walk(
+        trace_of(target, operations, layers=2, dtypes=Dtypes(dtype, dtype, "float32")), target
+    )
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+    assert walked.windows == 16
+    assert walked.compared["convolution"] > 8
+    if target.dialect.bitwise_fold:
+        assert walked.compared["exactness"] > 0
+    assert walked.seconds["target"] > 0
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_where_every_commit_folds() -> None:
+    """0.5.18 takes a request to host memory and back, and gives its state to a prefix."""
+    target = pool_of("0.5.18")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *steps(0, 1, first=10, accepted=[1, 2]),
+        Save(request=0, dead="nan"),
+        Admit(request=2, tag=2),
+        Restore(request=0),
+        *steps(2, 0, first=20, accepted=[2]),
+        Donate(request=1, prefix=0),
+        Hit(request=3, prefix=0),
+        *steps(3, first=30, accepted=[2]),
+        Evict(prefix=0, dead="nan"),
+        *steps(3, 0, first=40, accepted=[1]),
+    ]
+
+    walked = walking.walk(trace_of(target, operations), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
+def test_a_worker_serves_many_pools_and_says_what_it_runs() -> None:
+    """One process for all histories, and the digests of the files that drive the pool."""
+    target = pool_of(OLDEST)
+    identity = dict(target.identity())
+    starts = target.worker.starts
+    for slots in (3, 4):
+        walking.walk(trace_of(target, [Admit(request=0, tag=0)], slots=slots), target)
+
+    assert target.worker.starts == starts
+    assert identity["sglang"] == OLDEST
+    assert len(identity["mem_cache.memory_pool"]) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("operations", "why"),
+    [
+        ([Verify(tag=1, rows=(0, 1), lengths=(1, 2))], r"windows of \[1, 2\] tokens in a batch"),
+        ([Verify(tag=1, rows=(0,), lengths=(1,))], "windows of 1 tokens, but it drafts 2"),
+        (
+            [
+                Verify(tag=1, rows=(0,), lengths=(2,)),
+                Verify(tag=2, rows=(1,), lengths=(2,)),
+            ],
+            "a verify before that of requests",
+        ),
+        (
+            [
+                Verify(tag=1, rows=(0,), lengths=(2,)),
+                Commit(tag=1, accepted=(0,)),
+            ],
+            r"\[0\] tokens accepted, but it always keeps one",
+        ),
+    ],
+)
+def test_what_no_server_does_is_refused(operations: list[Operation], why: str) -> None:
+    """A history for kernels is no finding here."""
+    target = pool_of(OLDEST)
+    seated: list[Operation] = [Admit(request=0, tag=0), Admit(request=1, tag=9)]
+
+    with pytest.raises(RefusedError, match=why):
+        walking.walk(trace_of(target, [*seated, *operations]), target)
+
+
+def test_without_its_environment_it_says_what_to_type(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is here."""
+    monkeypatch.setenv("RINGFOLD_CACHE", str(tmp_path))
+    with pytest.raises(MissingTargetError, match=r"type `ringfold targets add sglang-pool==0\.5"):
+        registry.resolve("sglang-pool==0.5.16")
+    with pytest.raises(MissingTargetError, match="runs on the CPU alone"):
+        registry.resolve("sglang-pool==0.5.16", "cuda")
+
+
+def test_every_plan_is_a_server_s() -> None:
+    """Full windows, a convolution, and geometries that the release's models can have."""
+    target = pool_of(OLDEST)
+    made = plans(target)
+
+    assert len(made) >= 3
+    for plan in made:
+        assert plan.lockstep
+        assert plan.setup.convolution == 4
+        assert plan.setup.geometry.key_dim == plan.setup.geometry.value_dim
