@@ -145,7 +145,9 @@ def mutate(
     order = Order(target, device, seed, seconds_max)
     on_progress(report, "walking it without a fault, to see which lines run")
     probed = worker.probe(context, order)
-    report.identity, report.left_out = probed.identity, probed.failing
+    # Lines are traced on the CPU; where mutants run, `report.device` says.
+    report.identity = {k: v for k, v in probed.identity.items() if k != "device"}
+    report.left_out = probed.failing
     order = order._replace(left_out=frozenset(probed.failing))
     every, others = found(probed)
     report.mutants, report.not_reached = len(every), dict(others)

@@ -114,7 +114,7 @@ class _Allocator:
             return packed
         reach = 1 + sum((n - 1) * s for n, s in zip(packed.shape, strides, strict=True))
         if packed.is_cuda:
-            flat = packed.new_zeros(reach)
+            flat = packed.new_full((reach,), float("nan") if packed.is_floating_point() else -1)
         else:
             flat = _fenced(reach, packed.dtype, fill=self.layout == "apart")
         placed = torch.as_strided(flat, packed.shape, tuple(strides))

@@ -37,6 +37,7 @@ maps all of its memory."""
 GRACE_SECONDS: Final = 30.0
 """A process that is so much over its time hangs inside a single operation."""
 
+INTERPRET: Final = "TRITON_INTERPRET"
 PRELOADED: Final = ("ringfold.fuzz.mutation.preload",)
 
 
@@ -94,10 +95,17 @@ def start_server(device: Device) -> multiprocessing.context.ForkServerContext:
 
 
 def probe(context: Any, order: Order) -> Probed:
-    """Walk the gauntlet without a fault; raises `RuntimeError` if the process ends early."""
+    """Walk the gauntlet without a fault, traced; raises `RuntimeError` if that can't be done.
+
+    Lines of a kernel run in the interpreter alone, so that is where they are traced for any device.
+    """
     start = time.monotonic()
-    patient = order._replace(seconds_max=math.inf)
-    kind, answer = _ask(context, _probe, patient, None, None)
+    patient = order._replace(seconds_max=math.inf, device="cpu")
+    if order.device == "cpu":
+        kind, answer = _ask(context, _probe, patient, None, None)
+    else:
+        with _interpreting():
+            kind, answer = _ask(multiprocessing.get_context("spawn"), _probe, patient, None, None)
     if kind != "answer":
         raise RuntimeError(f"{order.target} could not be walked at all: {answer}")
     probed = msgspec.json.decode(answer, type=Probed)
@@ -118,6 +126,16 @@ def run(context: Any, order: Order, mutant: Mutant | None) -> Outcome:
         outcome = Outcome("killed", answer)
     outcome.seconds = seconds
     return outcome
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    """Processes that start anew in this context interpret kernels."""
+    os.environ[INTERPRET] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[INTERPRET]
 
 
 def _ask(
