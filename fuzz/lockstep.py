@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from ringfold.fuzz.trace import (
     Commit,
     Donate,
+    Evict,
     Fork,
     Free,
+    Hit,
     Idle,
     Operation,
     Place,
@@ -57,6 +59,8 @@ class _Server:
         """Of those who are not fresh; None where that is not known, after a repeat."""
         self.absent: set[Request] = set()
         """Who was left out."""
+        self.lacking: set[int] = set()
+        """Prefixes that nobody has left."""
 
     def serve(self, operations: Sequence[Operation]) -> Iterator[Operation]:
         commits = {o.tag: o for o in operations if isinstance(o, Commit)}
@@ -85,8 +89,15 @@ class _Server:
                 self.cursors[request] = Cursors(records, base, int(flush))
             case Restore(request=request) if self.dialect.saves == "state":
                 self.cursors.pop(request, None)
-            case Free(request=request) | Donate(request=request):
+            case Free(request=request):
                 self.cursors.pop(request, None)
+            case Donate(request=request, prefix=prefix):
+                self.cursors.pop(request, None)
+                (self.lacking.add if request in self.absent else self.lacking.discard)(prefix)
+            case Hit(request=request, prefix=prefix) if prefix in self.lacking:
+                self.absent.add(request)
+            case Evict(prefix=prefix):
+                return prefix not in self.lacking
         return getattr(operation, "request", None) not in self.absent
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
