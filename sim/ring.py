@@ -156,7 +156,9 @@ class Ring(Machine):
 
     def flush(self, slots: Ints) -> None:
         """Fold the records that wait, whatever the flag says, and empty the rings."""
-        self.fold(slots, self.cursors(slots)._replace(is_flush=np.ones(slots.shape, np.int64)))
+        lagging = slots[self.waiting(slots) > 0]  # adding nothing would make -0.0 of a state 0.0
+        due = np.ones(lagging.shape, np.int64)
+        self.fold(lagging, self.cursors(lagging)._replace(is_flush=due))
         self.reset(slots)
 
     def require_flushed(self, slots: Ints) -> None:

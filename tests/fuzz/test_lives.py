@@ -134,6 +134,18 @@ class TestARightTarget:
 
         assert walked(made, MACHINES[dialect]).mismatches == []
 
+    def test_nothing_is_folded_where_nothing_waits(self) -> None:
+        """A checkpoint keeps its bits, a zero's sign among them."""
+
+        class Signed(SimulatedTarget):
+            def admit(self, request: Request, state: Any, past: Any = None) -> None:
+                super().admit(request, np.where(state > 0, state, np.float32(-0.0)), past)
+
+        payload = PayloadSpec(3, "zeros")
+        made = msgspec.structs.replace(history("compact", 0), payload=payload)
+
+        assert walk(made, Signed(machine=MACHINES["compact"])).mismatches == []
+
     @pytest.mark.parametrize("other", DIALECTS)
     @pytest.mark.parametrize("dialect", ["ring", "compact"])
     def test_a_history_can_be_walked_on_another_dialect(self, dialect: str, other: str) -> None:
