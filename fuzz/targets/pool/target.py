@@ -176,8 +176,11 @@ class SglangPool:
         if because := self.refuses(setup):
             raise RefusedError(f"target {self.name}: {because}")
         self.setup, g = setup, setup.geometry
-        # Its convolution multiplies taps and projections in the dtype of the activations.
-        self.precision = IEEE._replace(convolution=max(UNIT, eps(setup.dtypes.activation)))
+        # Its convolution multiplies taps and projections in the dtype of the activations, and so
+        # does a verify that reads a checkpoint narrower than float32.
+        narrow = max(UNIT, eps(setup.dtypes.activation))
+        dot = IEEE.dot if setup.dtypes.state == "float32" else narrow
+        self.precision = IEEE._replace(dot=dot, convolution=narrow)
         fields = {
             "heads": g.heads,
             "value_heads": g.value_heads,
