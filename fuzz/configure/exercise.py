@@ -88,6 +88,11 @@ class Side:
         """[layer, HV, V, K] of a slot: what `temporal` holds."""
         return self.pool.mamba_pool.mamba_cache.temporal[:, slot]
 
+    def kept(self, slot: int) -> tuple[Any, Any]:
+        """Copies of a slot's state and convolution window."""
+        cache = self.pool.mamba_pool.mamba_cache
+        return self.state(slot).clone(), cache.conv[0][:, slot].clone()
+
     def verify(self, request: Any, layer: Any, tokens: Any, tree: Any = None) -> Any:
         """One window through the hybrid backend, convolution included."""
         count = tokens[0].shape[0]
@@ -429,24 +434,24 @@ class Walk:
     def donated(self, count: int) -> None:
         """A request finishes while records wait; the prefix cache keeps its slot."""
         requests = self.admit()
-        states = []  # by number of tokens, of the side whose state is current
         off, its = self.sides[1], requests[1]
-        for _ in range(2):
-            for side, request in zip(self.sides, requests, strict=True):
-                if side is off:
-                    states.append(side.state(side.slot(request)).clone())
-                del request
+        current = [off.kept(off.slot(its))]  # by number of windows, where nothing ever waits
+        windows = 4  # by default three of them are folded, and one waits
+        for _ in range(windows):
             self.step(requests, count)
-        states.append(off.state(off.slot(its)).clone())
-        length = 2 * count
+            current.append(off.kept(off.slot(its)))
+        length = windows * count
         on, request = self.sides[0], requests[0]
-        kept = donation(on, request, length)
-        if kept % count:
-            raise Disagreement(f"a prefix of {kept} of {length} tokens is kept, no window's end")
-        self.agree(
-            [on.state(on.slot(request)), states[kept // count]],
-            f"state that is kept for a prefix of {kept} tokens",
-        )
+        cut = donation(on, request, length)
+        if cut % count:
+            raise Disagreement(f"a prefix of {cut} of {length} tokens is kept, no window's end")
+        for what, *found in zip(
+            ("state", "convolution window"),
+            on.kept(on.slot(request)),
+            current[cut // count],
+            strict=True,
+        ):
+            self.agree(found, f"{what} that is kept for a prefix of {cut} of {length} tokens")
 
     def tracked(self, count: int) -> None:
         """A window crosses the track interval: its state goes into a second slot."""

@@ -145,6 +145,13 @@ HAZARDS: Final = (
         when=lambda s, r: s.donates and lags(s) and not (s.protocol.plain or r.shortens_donation),
     ),
     Hazard(
+        "a prefix is cut and its convolution window is not",
+        "the key is shortened to what the checkpoint holds, beside a window that has gone on",
+        "a request finishes and another one starts with its tokens",
+        crashes=False,
+        when=lambda s, r: s.donates and lags(s) and (s.protocol.plain or r.shortens_donation),
+    ),
+    Hazard(
         "a prefix is kept with a state that nobody stored",
         "the commit moves cursors and leaves the second slot as it was",
         "a window crosses the track interval and another request starts with these tokens",
