@@ -49,9 +49,9 @@ ON_CUDA: Final = Values(
 DECODE_RINGS: Final = ((8, 1), (1, 1), (6, 1), (16, 1))
 """Where nothing is drafted: a step is one token, and a ring may have any length."""
 
-BATCH_ELEMENTS_MAX: Final = 2**21
+BATCH_ELEMENTS_MAX: Final = 2**23
 """State elements in a batch: float64 copies of them are what the oracle walks."""
-BATCH_ROWS_MAX: Final = {"cpu": 3, "cuda": 64}
+BATCH_ROWS_MAX: Final = {"cpu": 3, "cuda": 4096}
 """A row more costs the interpreter as much as a batch more, and a GPU nothing."""
 
 
