@@ -9,6 +9,10 @@ same pool whose replay flag is off. Where a release is known to be wrong, its tr
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +203,16 @@ def test_every_plan_is_a_server_s() -> None:
         assert plan.lockstep
         assert plan.setup.convolution == 4
         assert plan.setup.geometry.key_dim == plan.setup.geometry.value_dim
+
+
+def test_the_page_is_true_of_what_lies_here() -> None:
+    """docs/integration.md: its example runs, and what it links to is there."""
+    docs = Path(__file__).parents[3] / "docs"
+    page = (docs / "integration.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page)}
+    if wheels.find("sglang==0.5.16") is not None or environments.find() is None:
+        subprocess.run([sys.executable, "-c", example], check=True)
+
+    assert len(links) > 5
+    assert [link for link in links if not (docs / link).exists()] == []
