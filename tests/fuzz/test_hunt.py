@@ -12,12 +12,16 @@ from collections import Counter
 import pytest
 
 from ringfold.fuzz.course import Course
+from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import hunt, plans
 from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.shrink import shrink
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Verify
 from ringfold.fuzz.walk import walk
+from ringfold.sim.setup import Geometry, Setup
 
 BUG = "sim:fold-newest-first"
 SEED = 5
@@ -97,3 +101,27 @@ def test_padding_stands_anywhere() -> None:
         assert any(rows[0] for rows in batches)
         assert any(rows[-1] for rows in batches)
         assert any(any(rows[1:-1]) for rows in batches)
+
+
+def test_a_failure_among_hundreds_is_cut_down_to_its_request() -> None:
+    """A batch of 500 rows becomes one request, one step, in a few dozen walks.
+
+    Seen: 44 walks, from a batch of 2,048.
+    """
+    setup = Setup("ring", Geometry(1, 1, 4, 4), ring=8, window=2, slots=502)
+    target = resolve("sim:fold-newest-first")
+    plan = Plan(setup, target.name, target.operations, 500, 8, directed=False)
+    failing = (
+        (trace, found)
+        for trace in (history(plan, SEED, number) for number in range(1, 9))
+        if (found := walk(trace, target).mismatches)
+    )
+    trace, found = next(failing)
+    assert max(len(o.rows) for o in trace.operations if isinstance(o, Verify)) >= 100
+
+    shrunk = shrink(as_failure(trace, found, {}), target, seconds_max=60.0)
+
+    assert shrunk.complete
+    assert shrunk.steps == 1
+    assert shrunk.trace.setup.slots == 2
+    assert shrunk.walks <= 200
