@@ -222,6 +222,12 @@ def zero_state(words: Words, _limits: Limits) -> Floats:
     return np.zeros(words.shape, np.float32)
 
 
+def one_token_state(words: Words, _limits: Limits) -> Floats:
+    """What a prompt of a single token leaves behind: its value under its key, of rank one."""
+    value, key = unit(words[..., :1]), unit(words[..., :1, :])
+    return np.asarray(value * key)
+
+
 def subnormal_state(words: Words, limits: Limits) -> Floats:
     """Below the smallest normal number of the checkpoint's dtype."""
     return unit(words) * np.float32(limits.smallest_state)
@@ -245,6 +251,7 @@ DT_BIAS: Final = (-1.0, 1.0)
 PROFILES: Final[Mapping[str, Profile]] = {
     "ordinary": Profile(ordinary, A_log=(-4.0, 0.0)),
     "slow-decay": Profile(slow_decay),
+    "one-token-prompt": Profile(slow_decay, one_token_state),
     "strong-gates": Profile(strong_gates),
     "softplus-knee": Profile(softplus_knee),
     "unit-gates": Profile(unit_gates),
