@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 .NOTPARALLEL:
-.PHONY: help env test quality soak served fuzz lint types clean
+.PHONY: help env test quality soak served fuzz gpu lint types clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ $(HOUSE):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Fetching the versions of constraints.txt into $(HOUSE): a few minutes the first time."
 	rm -rf $(HOUSE).part
-	$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); extras = p["project"]["optional-dependencies"].values(); print(*p["build-system"]["requires"], *p["project"]["dependencies"], *(r for e in extras for r in e if not r.startswith("ringfold[")), sep="\n")' \
+	$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); extras = p["project"]["optional-dependencies"]; print(*p["build-system"]["requires"], *p["project"]["dependencies"], *(r for e in ("kernels", "plots", "dev") for r in extras[e] if not r.startswith("ringfold[")), sep="\n")' \
 	  | $(PYTHON) -m pip download --quiet --dest $(HOUSE).part --constraint constraints.txt --requirement /dev/stdin
 	mv $(HOUSE).part $(HOUSE)
 
