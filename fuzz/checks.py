@@ -107,10 +107,12 @@ def outputs(
     eps_dot: float | Array,  # or [layer, row, T, HV, 1]
     record_tiny: float,
     query_slack: Array | None = None,  # [layer, row, T, HV]
+    underflow: float | Array = 0.0,  # [layer, row, T, HV, V]
 ) -> Judged:
     """Outputs are what the recurrence returns from the committed state.
 
-    `query_slack` is what queries may be off by, in 2-norm, before anything is done with them.
+    `query_slack` is what queries may be off by, in 2-norm, before anything is done with them, and
+    `underflow` what decays lose where they are no normal numbers.
     """
     dtype = got.dtype.name
     expected = trail.outputs
@@ -122,7 +124,7 @@ def outputs(
         expected,
         eps_dot,
         eps(dtype),
-        FLOOR + tiny(dtype) + record_tiny * query[..., None],
+        FLOOR + tiny(dtype) + record_tiny * query[..., None] + underflow,
     )
     if query_slack is not None:
         limit = limit + query_slack[..., None] * (trail.masses + UNIT * trail.errors)

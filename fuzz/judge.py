@@ -106,7 +106,8 @@ class Judge:
             sequential = judged.seen
             lost = lost_by_decays(self.truth.running_gates(window, window.lengths))
             eps_dot = self.eps_dot + lost[..., None]
-            judged = checks.outputs(*compared, eps_dot, self.record_tiny, slack)
+            underflow = self.truth.lost_by_underflow(window, trail)
+            judged = checks.outputs(*compared, eps_dot, self.record_tiny, slack, underflow)
             if judged.finding is None:
                 self._raise("precision", sequential)
         self._judged("outputs", judged, window.requests, axes, window.batch_rows)

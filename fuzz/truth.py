@@ -18,6 +18,7 @@ from ringfold.fuzz.convolving import Convolved, advanced, convolved
 from ringfold.fuzz.target import HeadParameters, Request
 from ringfold.oracle.gdn import Tokens, Updates, live, until
 from ringfold.oracle.units import (
+    TINY,
     UNIT,
     Trail,
     Units,
@@ -35,6 +36,10 @@ Ints = NDArray[np.int64]
 
 GLOBAL: Final = 0
 LOCAL: Final = 1
+
+FACTORS: Final = 4
+"""What may underflow between a delta and its part in an output: the decay to the window's start and
+the one within it, their product with beta or the score, and that with the other."""
 
 BLOCK_ELEMENTS: Final = 2**16
 """State elements that are walked at a time: they stay in the cache, which for batches of thousands
@@ -96,9 +101,11 @@ class Losses(NamedTuple):
         beta |k|^2 (delta W + n smallest)     the state's image under k, from n records
         + record |u|                          what the records keep of delta and key
         + (|k| + sqrt(K) |u|) smallest        where these underflow
+        + what decays lose by underflow       see `lost_by_underflow`
 
-    over and above its units, and every fold by `fold + record` of the mass W that it adds up, and
-    by n `smallest`. Later tokens carry this on as they carry any error.
+    over and above its units, and every fold by `fold + record` of the mass W that it adds up, by
+    n `smallest`, and by the underflow of its own decays. Later tokens carry this on as they carry
+    any error.
     """
 
     delta: float
@@ -113,30 +120,45 @@ class Losses(NamedTuple):
     """How many records there may be."""
 
     def tokens(
-        self, updates: Updates, start: Units, trail: Trail, lengths: Ints, decays: Array
+        self,
+        updates: Updates,
+        start: Units,
+        trail: Trail,
+        lengths: Ints,
+        decays: Array,
+        underflow: Array,
     ) -> Array:
         """Units [..., HV, V] lost on a walk from `start` along `trail`.
 
-        `decays` [..., T, HV] is what running sums of gates lose on every decay, relatively.
+        `decays` [..., T, HV] is what running sums of gates lose on every decay, relatively, and
+        `underflow` [..., T, HV, V] what each delta loses absolutely, times |k|.
         """
         updates = until(updates, lengths)
-        decay = np.exp(updates.log_decay)[..., None]  # [..., T, HV, 1]
-        k, beta = sizes(updates.k)[..., None], updates.beta[..., None]
-        mass = np.concatenate([start.mass[..., None, :, :], trail.masses], axis=-3)
-        written = mass[..., 1:, :, :] - decay * mass[..., :-1, :, :]
+        k, beta = sizes(updates.k)[..., None], updates.beta[..., None]  # [..., T, HV, 1]
+        written = added(start.mass, trail.masses, updates)
         width = np.sqrt(updates.k.shape[-1])
         delta = self.delta + decays[..., None]
-        fresh = beta * k * k * (delta * mass[..., 1:, :, :] + self.records * self.smallest)
-        fresh += 2 * self.record * written + (k + width * written) * self.smallest
+        fresh = beta * k * k * (delta * trail.masses + self.records * self.smallest)
+        fresh += 2 * self.record * written + (k + width * written) * self.smallest + underflow
         fresh *= live(lengths, updates.v.shape[-3])[..., None, None]
-        carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
-        return accumulate(np.zeros_like(start.error), carry, fresh / UNIT)[..., -1, :, :]
+        return accumulate(np.zeros_like(start.error), carried(updates), fresh / UNIT)[..., -1, :, :]
 
-    def folded(self, units: Units, decays: Array) -> Units:
-        """The same after a fold; `decays` [..., HV]."""
+    def folded(self, units: Units, decays: Array, underflow: Array) -> Units:
+        """The same after a fold; `decays` [..., HV], `underflow` [..., HV, V]."""
         relative = self.fold + self.record + decays[..., None]
-        lost = relative * units.mass + self.records * self.smallest
+        lost = relative * units.mass + self.records * self.smallest + underflow
         return units._replace(error=units.error + lost / UNIT)
+
+
+class Undecayed(NamedTuple):
+    """What a ring adds up since the last fold, before any decay; each [layer, row, T, HV, V]."""
+
+    held: Array
+    """|S| at the last fold and all max(1, |k|) |u| that were written since."""
+    fresh: Array
+    """What underflow costs each token's delta, times |k|."""
+    lost: Array
+    """What the deltas so far have lost by it, as the state carries it."""
 
 
 Kept = list[Array]
@@ -161,6 +183,10 @@ class Truth:
         self.mass = np.zeros(rows)
         self.gates = np.zeros((2, setup.layers, setup.slots, g.value_heads))
         """Since the last fold: the running sum of |g|, and the sum of all its values."""
+        self.undecayed = np.zeros((2, *rows[1:]))
+        """Since the last fold: `held` and `lost` of `Undecayed`."""
+        self.underflow = (FACTORS + setup.window) * TINY
+        """What underflow takes from a contribution, relative to what is decayed."""
         self.elements = setup.layers * g.value_heads * g.value_dim * g.key_dim
         """Of one request's state."""
         self.exp_A = np.exp(parameters.A_log.astype(np.float64))[:, None, None]  # [layer, 1, 1, HV]
@@ -174,7 +200,7 @@ class Truth:
         """What a product of the convolution may lose."""
         weight = parameters.convolution
         self.weight = None if weight is None else weight.astype(np.float64)
-        marked = (self.state, self.error, self.mass, self.past)
+        marked = (self.state, self.error, self.mass, self.past, self.undecayed)
         self.marks = [np.zeros_like(array) for array in marked] if marks_checkpoints else []
         """All but the gates as they were when the checkpoint was last written, if asked for."""
         self.arrays = (*marked, self.gates, *self.marks)
@@ -191,6 +217,7 @@ class Truth:
         units = zero(self.state[:, :, place])
         self.error[:, :, place], self.mass[:, :, place] = units
         self.gates[:, :, place] = 0.0
+        self.undecayed[:, :, place] = units.mass[GLOBAL], np.zeros_like(units.mass[GLOBAL])
         if past is not None:
             self.past[0, :, place] = past
         self.mark(place)
@@ -261,6 +288,38 @@ class Truth:
         running = sums + gates.cumsum(-2)
         return np.stack([running, totals + running.cumsum(-2)])
 
+    def summed(self, window: Window, start: Array, masses: Array, counts: Ints) -> Undecayed:
+        """What a ring adds up for the first `counts` [row] tokens.
+
+        `start` [layer, row, HV, V] and `masses` [layer, row, T, HV, V] are of the global state.
+        """
+        updates = until(window.updates, counts)
+        held, lost = self.undecayed[:, :, self.at(window.requests)]
+        held = held[..., None, :, :] + added(start, masses, updates).cumsum(-3)
+        k = sizes(updates.k)[..., None]
+        fresh = self.underflow * k * np.maximum(1.0, k) * held
+        return Undecayed(held, fresh, accumulate(lost, carried(updates), fresh)[..., 1:, :, :])
+
+    def lost_by_underflow(self, window: Window, trail: Trail) -> Array:
+        """What each output of `window` may lose because decays underflow: [layer, row, T, HV, V].
+
+        A ring takes a decay as one exp, or a product of two, of sums of gates over up to a whole
+        ring, where a sequential computation multiplies the state itself by one gate at a time. So
+        a decay that is no normal number meets what was never decayed: 2^-146 of a state of 2^34 is
+        an ordinary number, and all of it may be lost. With U the undecayed mass, an output loses
+
+            n 2^-126 max(1, |q|) U  +  |q| R
+
+        where n counts what may underflow on the way to the factor of one contribution (`FACTORS`,
+        and the sums of up to T products of the window's inverted triangle), and R is what the
+        deltas lost, which are such outputs under a key: |k| max(1, |k|) n 2^-126 U each, carried
+        on as the state carries it.
+        """
+        start = self.mass[GLOBAL][:, self.at(window.requests)]
+        q = sizes(window.updates.q)[..., None]
+        held, _, lost = self.summed(window, start, trail.masses, window.lengths)
+        return np.asarray(self.underflow * np.maximum(1.0, q) * held + q * lost)
+
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         """Advance both states by the first `accepted` [row] tokens of each row."""
         for some, part in window.blocks(2 * self.elements):
@@ -273,12 +332,14 @@ class Truth:
         self.state[:, :, at] = trail.state
         self.error[:, :, at], self.mass[:, :, at] = trail.units
         running = self.running_gates(window, accepted)
+        summed = self.summed(window, units.mass[GLOBAL], trail.masses[GLOBAL], accepted)
         if self.losses is not None:
             self.error[:, :, at] += self.losses.tokens(
-                window.updates, units, trail, accepted, lost_by_decays(running)
+                window.updates, units, trail, accepted, lost_by_decays(running), summed.fresh
             )
         if window.updates.v.shape[2]:
             self.gates[:, :, at] = running[..., -1, :]
+            self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
         if window.convolved is not None and self.weight is not None:
             past, x = self.past[0][:, at], window.convolved.projections
             self.past[0][:, at] = advanced(self.weight, past, x, accepted)
@@ -289,11 +350,14 @@ class Truth:
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = self._scan(self.state[:, :, at], units, window, counts)
         running = self.running_gates(window, counts)
+        summed = self.summed(window, units.mass[GLOBAL], trail.masses[GLOBAL], counts)
         error, decays = trail.units.error, lost_by_decays(running)
         if self.losses is not None:
-            error = error + self.losses.tokens(window.updates, units, trail, counts, decays)
-        ended = Units(error, trail.units.mass)
-        return trail.state, self._written(ended, trail.state, decays[..., -1, :]).error
+            error = error + self.losses.tokens(
+                window.updates, units, trail, counts, decays, summed.fresh
+            )
+        ended, held = Units(error, trail.units.mass), summed.held[..., -1, :, :]
+        return trail.state, self._written(ended, trail.state, decays[..., -1, :], held).error
 
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
@@ -301,12 +365,14 @@ class Truth:
         state = self.state[:, :, at]
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         decays = lost_by_decays(self.gates[:, :, at])
-        self.error[:, :, at], self.mass[:, :, at] = self._written(units, state, decays)
+        held = self.undecayed[0][:, at]
+        self.error[:, :, at], self.mass[:, :, at] = self._written(units, state, decays, held)
         self.gates[:, :, at] = 0.0
+        self.undecayed[0][:, at], self.undecayed[1][:, at] = self.mass[GLOBAL][:, at], 0.0
 
-    def _written(self, units: Units, state: Array, decays: Array) -> Units:
+    def _written(self, units: Units, state: Array, decays: Array, held: Array) -> Units:
         if self.losses is not None:
-            units = self.losses.folded(units, decays)
+            units = self.losses.folded(units, decays, self.underflow * held)
         return rebase(round_state(units, state, self.state_eps), state)
 
     def restart(self, requests: list[Request], own: Array) -> None:
@@ -334,3 +400,18 @@ def lost_by_decays(running: Array) -> Array:
     more than the rounding of one gate, which is all that a sequential computation loses.
     """
     return np.asarray(2 * UNIT * running[1])
+
+
+def added(start: Array, masses: Array, updates: Updates) -> Array:
+    """max(1, |k|) |u| of each token [..., T, HV, V], which is what it adds to the mass."""
+    mass = np.concatenate([start[..., None, :, :], masses], axis=-3)
+    return np.asarray(
+        mass[..., 1:, :, :] - np.exp(updates.log_decay)[..., None] * mass[..., :-1, :, :]
+    )
+
+
+def carried(updates: Updates) -> Array:
+    """What a token multiplies an earlier error by, at most: [..., T, HV, 1]."""
+    k = sizes(updates.k)[..., None]
+    overwritten = np.abs(1.0 - updates.beta[..., None] * k * k)
+    return np.asarray(np.maximum(1.0, overwritten) * np.exp(updates.log_decay)[..., None])
