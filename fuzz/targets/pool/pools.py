@@ -374,8 +374,9 @@ class Pool:
     def _unlocked(self, request: int, made: Any) -> Any:
         """A request in the seat of `made` that matched nothing.
 
-        A scheduler locks what a running request matched, and eviction passes it over. Here the copy
-        was made, so that it may go.
+        A scheduler locks what a running request matched, eviction passes that over, and finishing
+        gives the lock back. Here the copy was made, so that it may go: nothing is locked, and who
+        finishes must hold no lock to give back.
         """
         fresh = _request(request, self.prompt)
         self.prefixes.match(fresh)
