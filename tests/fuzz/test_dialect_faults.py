@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import hunt
+from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.simulated import SimulatedTarget
+from ringfold.fuzz.walk import walk
 from ringfold.sim.compact import Compact
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.decode_ring import DecodeRing
@@ -26,12 +30,15 @@ from ringfold.sim.open_loop import OpenLoop
 from ringfold.sim.protocols import MACHINES
 from ringfold.sim.recurrence import Deltas
 from ringfold.sim.ring import Ring
+from ringfold.sim.setup import Dtypes, Geometry, Setup
 from ringfold.sim.snapshots import Snapshots
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
 WINDOWS_MAX = 300
+FOUND_WITHIN = 10_000
+"""Seen, four seeds: 2 to 539, and once 3,629 for a fold that reads the high parts alone."""
 
 
 class SnapshotBeforeTheBonusToken(Snapshots):
@@ -132,7 +139,6 @@ FAULTS = (
     FoldForgetsTheNewest,
     ReplayForgetsTheBonusToken,
     HistoryOfTheSlot,
-    FoldReadsHighPartsAlone,
     DeltaDecaysOnceTooOften,
     ReplayOfVectorsForgetsTheBonusToken,
     VectorsOfAnotherHead,
@@ -144,10 +150,27 @@ FAULTS = (
 
 @pytest.mark.parametrize("machine", FAULTS, ids=lambda machine: machine.__name__)
 def test_a_fault_is_found(machine: type[Machine]) -> None:
-    """Within a few hundred row-windows."""
-    found = hunt(SimulatedTarget("sim", machine), seed=1, windows_max=WINDOWS_MAX)
+    """Most within a few hundred row-windows; what only rounds too much takes longer."""
+    found = hunt(SimulatedTarget("sim", machine), seed=1, windows_max=FOUND_WITHIN)
 
     assert found.mismatches
+
+
+@pytest.mark.parametrize("machine", [FoldReadsHighPartsAlone, Compact])
+def test_what_rounding_cuts_off_is_missed_where_little_else_is_lost(machine: type[Machine]) -> None:
+    """In bfloat16 records of a state that starts at zero; a larger one's tf32 dots cover it."""
+    dtypes = Dtypes("bfloat16", "bfloat16", "float32")
+    setup = Setup("compact", Geometry(1, 2, 16, 8), ring=8, window=2, slots=5, dtypes=dtypes)
+    target, windows, failed = SimulatedTarget("sim", machine), 0, False
+    for number in range(WINDOWS_MAX):
+        made = history(Plan(setup, "sim", target.operations, 4, 30, directed=False), 1, number)
+        zeros = msgspec.structs.replace(made.payload, profile="zeros")
+        verdict = walk(msgspec.structs.replace(made, payload=zeros), target)
+        windows, failed = windows + verdict.windows, bool(verdict.mismatches)
+        if failed or windows >= WINDOWS_MAX:
+            break
+
+    assert failed == (machine is not Compact)  # found after 9 to 42, by five seeds
 
 
 @pytest.mark.parametrize("dialect", MACHINES)
