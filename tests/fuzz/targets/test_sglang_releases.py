@@ -213,7 +213,7 @@ def test_a_state_tracked_at_the_wrong_token_is_found() -> None:
     told = msgspec.structs.replace(
         history(plans(target)[0], seed=3, number=0),
         operations=(
-            Admit(request=0),
+            Admit(request=0, tag=2),
             Verify(tag=1, rows=(0,), lengths=(2,)),
             Commit(tag=1, accepted=(2,), track=1),
         ),
