@@ -181,12 +181,12 @@ TABLE: Final[tuple[Ruling, ...]] = (
     ),
     Ruling("restore", "0.5.17", LAST, SERVER, ON_DECODE_SERVERS, RETURN),
     Ruling(
-        "donate", FIRST, "0.5.18", SERVER, f"{FINISHED}, strategy no_buffer",
+        "donate", FIRST, FIRST, SERVER, f"{FINISHED}, strategy no_buffer",
         ("mem_cache/common.py:release_kv_cache",
-         "mem_cache/mamba_radix_cache.py:cache_finished_req"),
+         "mem_cache/unified_cache_components/mamba_component.py:prepare_for_caching_req"),
     ),
     Ruling(
-        "donate", "0.5.19", "0.5.19", SERVER, f"{FINISHED}, strategy no_buffer",
+        "donate", "0.5.17", "0.5.19", SERVER, f"{FINISHED}, strategy no_buffer",
         ("mem_cache/common.py:release_kv_cache",
          "mem_cache/unified_cache/components/mamba_component.py:prepare_for_caching_req"),
     ),

@@ -374,7 +374,7 @@ def test_the_command_writes_the_smallest_history(
 @pytest.mark.parametrize("shrinks", [True, False], ids=["shrunk", "as found"])
 def test_a_campaign_shrinks_the_first_finding_of_a_kind(shrinks: bool, tmp_path: Path) -> None:
     """NaN here and a wrong number there become one finding; what was found is kept beside it."""
-    options = ["--max-windows", "300", "--workers", "2", "--run-dir", str(tmp_path), "--json"]
+    options = ["--max-windows", "1000", "--workers", "2", "--run-dir", str(tmp_path), "--json"]
     if not shrinks:
         options.append("--no-shrink")
 
