@@ -75,6 +75,10 @@ def mutate(
 
 
 def _show_report(report: Report) -> None:
+    for reason in report.inconclusive:
+        err.print(f"inconclusive: {reason}", markup=False)
+    if not report.results:
+        return
     table = Table("operator", "noticed", "drawn", box=None, pad_edge=False)
     for name, (noticed, drawn) in report.operators.items():
         table.add_row(name, str(noticed), str(drawn))
@@ -96,8 +100,6 @@ def _show_report(report: Report) -> None:
         out.print(
             f"left out, since the target fails it without a fault: {stage}: {why}", markup=False
         )
-    for reason in report.inconclusive:
-        err.print(f"inconclusive: {reason}", markup=False)
     not_reached = sum(report.not_reached.values())
     out.print(
         f"{report.target} on {report.device}, seed {report.seed}: score {report.score:.3f}, "
