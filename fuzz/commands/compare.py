@@ -13,9 +13,17 @@ from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
     MISMATCH,
+    OfDead,
+    OfDtype,
+    OfGeometry,
+    OfRing,
+    OfSeed,
+    OfWindow,
+    OfWindows,
     OnDevice,
     dead_of,
     device_of,
+    dtype_of,
     geometry_of,
 )
 from ringfold.fuzz.compare import Report, histories
@@ -36,27 +44,16 @@ def compare(
         Path | None, typer.Option(metavar="TRACE", help="Walk this history and no others.")
     ] = None,
     device: OnDevice = "cpu",
-    seed: Annotated[
-        int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
-    ] = 0,
+    seed: OfSeed = 0,
     max_time: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many seconds. [60]")
     ] = None,
-    max_windows: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many row-windows.")
-    ] = None,
-    geometry: Annotated[
-        str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")
-    ] = None,
-    ring: Annotated[int | None, typer.Option(help="Ring length L.")] = None,
-    window: Annotated[int | None, typer.Option(help="Longest window T.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Activations and records.")] = None,
-    dead: Annotated[
-        str,
-        typer.Option(
-            metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
-        ),
-    ] = "nan",
+    max_windows: OfWindows = None,
+    geometry: OfGeometry = None,
+    ring: OfRing = None,
+    window: OfWindow = None,
+    dtype: OfDtype = None,
+    dead: OfDead = "nan",
     run_dir: Annotated[
         Path | None, typer.Option(help="Where failures/ goes. [this folder]")
     ] = None,
@@ -77,7 +74,7 @@ def compare(
             geometry=None if geometry is None else geometry_of(geometry),
             ring=ring,
             window=window,
-            dtype=dtype,
+            dtype=dtype_of(dtype),
         )
         if max_time is None and max_windows is None:
             max_time = TIME_MAX_DEFAULT

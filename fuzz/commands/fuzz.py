@@ -15,16 +15,23 @@ from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
     MISMATCH,
+    OfDead,
+    OfDtype,
+    OfGeometry,
+    OfRing,
+    OfSeed,
+    OfWindow,
+    OfWindows,
     OnDevice,
     dead_of,
     device_of,
+    dtype_of,
     geometry_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.targets import registry
-from ringfold.sim.setup import ACTIVATIONS
 
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 TIME_MAX_DEFAULT: Final = 60.0
@@ -36,24 +43,16 @@ def fuzz(
         typer.Argument(metavar="[TARGET]...", help="What to test; see `ringfold targets`. [sim]"),
     ] = None,
     device: OnDevice = "cpu",
-    seed: Annotated[
-        int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
-    ] = 0,
+    seed: OfSeed = 0,
     max_time: Annotated[
         float | None,
         typer.Option(min=0.0, help="Stop after so many seconds from the first window on. [60]"),
     ] = None,
-    max_windows: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many row-windows.")
-    ] = None,
-    geometry: Annotated[
-        str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")
-    ] = None,
-    ring: Annotated[int | None, typer.Option(help="Ring length L, a power of two.")] = None,
-    window: Annotated[int | None, typer.Option(help="Longest window T.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="|".join(ACTIVATIONS), help="Activations and records.")
-    ] = None,
+    max_windows: OfWindows = None,
+    geometry: OfGeometry = None,
+    ring: OfRing = None,
+    window: OfWindow = None,
+    dtype: OfDtype = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
     ] = None,
@@ -64,12 +63,7 @@ def fuzz(
     no_shrink: Annotated[
         bool, typer.Option("--no-shrink", help="Leave failing histories as they were found.")
     ] = False,
-    dead: Annotated[
-        str,
-        typer.Option(
-            metavar="leave|garbage|nan", help="The worst that dead memory is filled with."
-        ),
-    ] = "nan",
+    dead: OfDead = "nan",
     engine: Annotated[
         str,
         typer.Option(
@@ -84,10 +78,6 @@ def fuzz(
     on = device_of(device)
     names = targets or ["sim"]
     shape = None if geometry is None else geometry_of(geometry)
-    if dtype is not None and dtype not in ACTIVATIONS:
-        raise typer.BadParameter(
-            f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
-        )
     plans = [
         plan
         for name in names
@@ -99,7 +89,7 @@ def fuzz(
             geometry=shape,
             ring=ring,
             window=window,
-            dtype=dtype,
+            dtype=dtype_of(dtype),
         )
     ]
     if max_time is None and max_windows is None:

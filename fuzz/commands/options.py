@@ -9,7 +9,7 @@ import typer
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.targets import registry
-from ringfold.sim.setup import Geometry
+from ringfold.sim.setup import ACTIVATIONS, Geometry
 
 AGREE: Final = 0
 MISMATCH: Final = 1
@@ -21,6 +21,21 @@ STOPPED: Final = 130
 OnDevice = Annotated[
     str,
     typer.Option("--device", metavar="cpu|cuda", help="Where kernels run; cpu interprets them."),
+]
+
+OfSeed = Annotated[
+    int, typer.Option(help="Decides every history and every number.", min=0, max=2**32 - 1)
+]
+OfWindows = Annotated[int | None, typer.Option(min=1, help="Stop after so many row-windows.")]
+OfGeometry = Annotated[str | None, typer.Option(metavar="H,HV,K,V", help="Heads and dimensions.")]
+OfRing = Annotated[int | None, typer.Option(help="Ring length L, a power of two.")]
+OfWindow = Annotated[int | None, typer.Option(help="Longest window T.")]
+OfDtype = Annotated[
+    str | None, typer.Option(metavar="|".join(ACTIVATIONS), help="Activations and records.")
+]
+OfDead = Annotated[
+    str,
+    typer.Option(metavar="leave|garbage|nan", help="The worst that dead memory is filled with."),
 ]
 
 
@@ -51,3 +66,12 @@ def geometry_of(text: str) -> Geometry:
             f"{text!r} is not four integers H,HV,K,V such as 1,2,32,32", param_hint="--geometry"
         ) from None
     return Geometry(H, HV, K, V)
+
+
+def dtype_of(text: str | None) -> str | None:
+    """A dtype of activations, if one was named; raises `BadParameter`."""
+    if text is not None and text not in ACTIVATIONS:
+        raise typer.BadParameter(
+            f"{text!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
+        )
+    return text
