@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ringfold.fuzz.provenance import stamped
+
 out: Final = Console(highlight=False, soft_wrap=True)
 err: Final = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -48,5 +50,6 @@ def json_only() -> None:
 
 
 def print_json(value: Any) -> None:
-    """One object on standard output."""
-    print(msgspec.json.encode(value).decode(), file=_for_json or sys.stdout, flush=True)
+    """One object on standard output, which says where it was made."""
+    text = msgspec.json.encode(stamped(value)).decode()
+    print(text, file=_for_json or sys.stdout, flush=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.provenance import stamped
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Symptom, Trace, digest, replacing, save
 
@@ -79,5 +80,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The same for JSON."""
-    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """The same for a report as JSON, which says where it was made."""
+    encoded = msgspec.json.encode(stamped(value))
+    write_text(path, msgspec.json.format(encoded, indent=2).decode() + "\n")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ringfold.oracle import gdn, units
 from ringfold.oracle.gdn import Parameters, Tokens
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.dialects import DIALECTS
+from ringfold.sim.dialects import DIALECTS, Dialect
 from ringfold.sim.precision import EMULATED, EMULATED_TF32, Arithmetic, rounded
 from ringfold.sim.protocols import machine
 from ringfold.sim.ring import Ring
@@ -351,28 +351,36 @@ def cases_of(
 ) -> list[Case]:
     """Every protocol in every precision on the first ring and at the first acceptance rate.
 
-    Then the other rings, and the other rates, each alone and in the first precision whose records
-    are rounded (or the first). A case that could differ from another one in nothing is left out:
-    without a ring dot products are never tf32, and records, if there are any, are exact unless
-    deltas are among them.
+    Then the other rings, and the other rates, each alone and in the first precision that rounds
+    what the protocol keeps from step to step (or in the first). A case that could differ from
+    another one in nothing is left out: dot products are tf32 only where there is a ring, records
+    of a dtype of their own matter where they outlive a commit or make the state, and a protocol
+    without drafts has no acceptance rate.
     """
-    swept = next((p for p in precisions if _dtypes(p).record != "float32"), precisions[0])
     chosen: list[Case] = []
-    for dialect in dialects:
-        ring, deltas = DIALECTS[dialect].has_ring, DIALECTS[dialect].state_from_deltas
-        seen: set[object] = set()
-        for precision in precisions:
-            dtypes = _dtypes(precision)
-            record = dtypes.record if deltas else None
-            matters = precision if ring else (dtypes.activation, record, dtypes.state)
-            if matters not in seen:
-                seen.add(matters)
-                chosen.append(Case(dialect, precision, rings[0], acceptances[0]))
-        if ring:
-            chosen += [Case(dialect, swept, length, acceptances[0]) for length in rings[1:]]
-            drafts = acceptances[1:] if DIALECTS[dialect].verifies else ()
-            chosen += [Case(dialect, swept, rings[0], rate) for rate in drafts]
+    for dialect in map(DIALECTS.__getitem__, dialects):
+        names: dict[object, str] = {}
+        for name in precisions:
+            kept, activation = _kept(dialect, name), _dtypes(name).activation
+            computed = PRECISIONS[name].arithmetic.name if dialect.has_ring else None
+            names.setdefault((computed, activation, kept), name)
+        first, *others = names.values()
+        swept = next((p for p in names.values() if set(_kept(dialect, p)) > {"float32"}), first)
+        base = Case(dialect.name, first, rings[0], acceptances[0])
+        chosen += [msgspec.structs.replace(base, precision=p) for p in (first, *others)]
+        base = msgspec.structs.replace(base, precision=swept)
+        if dialect.has_ring:
+            chosen += [msgspec.structs.replace(base, ring=length) for length in rings[1:]]
+        if dialect.verifies:
+            chosen += [msgspec.structs.replace(base, acceptance=rate) for rate in acceptances[1:]]
     return chosen
+
+
+def _kept(dialect: Dialect, precision: str) -> tuple[str, str]:
+    """Dtypes of the states and of the records that a protocol keeps, float32 if it keeps none."""
+    dtypes, roles = _dtypes(precision), {buffer.role for buffer in dialect.buffers}
+    lasting = dialect.has_ring or dialect.state_from_deltas
+    return dtypes.state, dtypes.record if "record" in roles and lasting else "float32"
 
 
 def _dtypes(precision: str) -> Dtypes:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ringfold import __version__
+from ringfold.fuzz import provenance
 from ringfold.fuzz.bench.case import Case, Cycle
 from ringfold.fuzz.bench.floor import Traffic
 from ringfold.fuzz.target import Device
@@ -83,31 +77,10 @@ class Report(msgspec.Struct):
 
 
 def machine(device: Device, commit: str | None) -> dict[str, str]:
-    """Where and with what a run was made."""
-    import torch
-    import triton
-
-    known = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "ringfold": __version__,
-        "commit": commit or _asked("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "triton": triton.__version__,
-        "device": "cpu (interpreter)",
-        "cores": str(os.cpu_count()),
-    }
+    """Where and with what a run was made; `commit` is what to call the code, if it is not git's."""
+    known = {**provenance.machine(), "device": "cpu (interpreter)"}
     if device == "cuda":
+        import torch
+
         known["device"] = torch.cuda.get_device_name()
-        query = ("--query-gpu=driver_version", "--format=csv,noheader")
-        known["driver"] = _asked("nvidia-smi", *query).splitlines()[0]
-    return known
-
-
-def _asked(program: str, *arguments: str) -> str:
-    """What a program prints, if it is there and willing."""
-    path = shutil.which(program)
-    if path is None:
-        return "unknown"
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else "unknown"
+    return known | ({"commit": commit} if commit else {})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
-import numpy as np
 import typer
 from rich.table import Table
 
-from ringfold import __version__
 from ringfold.fuzz.commands import plots
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.failures import write_text
+from ringfold.fuzz.provenance import stamped
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.drift import PRECISIONS, Bound, Case, Study, Track, cases_of, run
 from ringfold.sim.setup import Geometry, require
@@ -25,9 +23,8 @@ EARLY = 1000
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a run of `ringfold drift` found, and where."""
+    """What a run of `ringfold drift` found."""
 
-    machine: dict[str, str]
     seconds: float
     study: Study
     bounds: list[Bound]
@@ -106,9 +103,9 @@ def drift(
 
     def report(bounds: list[Bound], tracks: list[Track]) -> Report:
         seconds = round(time.monotonic() - started, 1)
-        found = Report(_machine(), seconds, study, bounds, tracks)
+        found = Report(seconds, study, bounds, tracks)
         if save is not None:
-            write_text(save, msgspec.json.encode(found).decode() + "\n")
+            write_text(save, msgspec.json.encode(stamped(found)).decode() + "\n")
         return found
 
     with progress_display() as display:
@@ -124,25 +121,6 @@ def drift(
         print_json(found)
         return
     _show(found)
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "ringfold": __version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-    }
-
-
-def _processor() -> str:
-    """As the operating system names it."""
-    described = Path("/proc/cpuinfo")
-    if described.exists():
-        for line in described.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def summary(track: Track) -> Summary:

@@ -202,6 +202,7 @@ def test_cases_that_differ_in_nothing_are_walked_once() -> None:
 
     assert cases == [
         Case("snapshots", "fp32", 16, 0.7),
+        Case("snapshots", "fp32", 16, 1.0),
         Case("ring", "fp32", 16, 0.7),
         Case("ring", "tf32", 16, 0.7),
         Case("ring", "bf16-records", 16, 0.7),
@@ -211,12 +212,22 @@ def test_cases_that_differ_in_nothing_are_walked_once() -> None:
 
 
 def test_a_case_that_could_differ_is_walked() -> None:
-    """Deltas that are rounded matter without a ring; how many drafts are kept, only with drafts."""
-    without_ring = cases_of(["linear-cache"], ["fp32", "tf32", "bf16-records"], [16, 8], [0.7, 1.0])
-    without_drafts = cases_of(["decode-ring"], ["fp32"], [16, 8], [0.7, 1.0])
+    """Deltas that are rounded matter without a ring; how many drafts are kept, only with drafts.
 
-    assert without_ring == [Case("linear-cache", p, 16, 0.7) for p in ("fp32", "bf16-records")]
-    assert without_drafts == [Case("decode-ring", "fp32", ring, 0.7) for ring in (16, 8)]
+    The records of plain decoding have the states' dtype, so only that rounds them.
+    """
+    precisions = ["fp32", "tf32", "bf16-records", "bf16-state"]
+    without_ring = cases_of(["linear-cache"], precisions, [16, 8], [0.7, 1.0])
+    without_drafts = cases_of(["decode-ring"], precisions, [16, 8], [0.7, 1.0])
+
+    assert without_ring == [
+        *(Case("linear-cache", p, 16, 0.7) for p in ("fp32", "bf16-records", "bf16-state")),
+        Case("linear-cache", "bf16-records", 16, 1.0),
+    ]
+    assert without_drafts == [
+        *(Case("decode-ring", p, 16, 0.7) for p in ("fp32", "tf32", "bf16-state")),
+        Case("decode-ring", "bf16-state", 8, 0.7),
+    ]
 
 
 @pytest.mark.parametrize(
