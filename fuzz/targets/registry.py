@@ -10,6 +10,7 @@
 | `triton+NAME=VALUE` | the same with a constant of their source changed |
 | `sglang==VERSION` | SGLang's speculative verification as that release runs it |
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
+| `sglang==VERSION+no-fusion` | the same compiled without contraction; families alike |
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
@@ -35,6 +36,7 @@ KNOWN_RELEASES: Final = tuple(f"sglang==0.5.{patch}" for patch in range(16, 24))
 """Releases that were tried. Any other is taken too if its files hold a known dialect."""
 
 SPLIT: Final = "+split"
+NO_FUSION: Final = "+no-fusion"
 FAMILIES: Final = {
     "sglang": "SGLang's kernels",
     "sglang-snapshots": "snapshots: recurrent verify and scatter",
@@ -83,7 +85,7 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         return _simulated(name)
     if name.partition("+")[0] == "triton" or name.startswith("triton:"):
         return _ours(name, device)
-    if _parts(name.removesuffix(SPLIT))[0] in FAMILIES:
+    if _parts(_plain(name)[0])[0] in FAMILIES:
         return _sglang(name, device)
     if _parts(name)[0] == POOL:
         return _pool(name, device)
@@ -216,7 +218,13 @@ def _ours(name: str, device: Device) -> Target:
 
 
 def _sglang(name: str, device: Device) -> Target:
-    family, which = _parts(name.removesuffix(SPLIT))
+    plain, changes = _plain(name)
+    family, which = _parts(plain)
+    if NO_FUSION in changes and device == "cpu":
+        raise MissingTargetError(
+            f"target {name!r} needs --device cuda: the interpreter contracts nothing, so on the "
+            f"CPU it is {name.replace(NO_FUSION, '')}"
+        )
     if lacking := _lacking_packages():
         raise MissingTargetError(f"target {name!r} needs torch and triton: type {lacking}")
     from ringfold.fuzz.targets.sglang import SglangRing
@@ -227,7 +235,7 @@ def _sglang(name: str, device: Device) -> Target:
     from ringfold.fuzz.targets.sglang_snapshots import SglangSnapshots
 
     try:
-        found = Release(f"sglang{which}", device)
+        found = Release(f"sglang{which}", device, fusion=NO_FUSION not in changes)
     except CheckoutError as error:
         raise UnknownTargetError(f"target {name!r}: {error}") from None
     except AbsentError as error:
@@ -241,8 +249,8 @@ def _sglang(name: str, device: Device) -> Target:
             return SglangPacked(found, name)
     match found.dialect:
         case "ring":
-            return SglangRing(found, name, split=name.endswith(SPLIT))
-        case dialect if name.endswith(SPLIT):
+            return SglangRing(found, name, split=SPLIT in changes)
+        case dialect if SPLIT in changes:
             raise UnknownTargetError(
                 f"target {name!r}: {found.name} speaks {dialect}, whose verify folds nothing that "
                 f"could be split off: leave {SPLIT} out"
@@ -266,6 +274,15 @@ def _pool(name: str, device: Device) -> Target:
     from ringfold.fuzz.targets.pool.target import pool_of
 
     return pool_of(release, name)
+
+
+def _plain(name: str) -> tuple[str, set[str]]:
+    """The name without `SPLIT` and `NO_FUSION` at its end, and which of them were there."""
+    changes = set[str]()
+    while last := next((c for c in (SPLIT, NO_FUSION) if name.endswith(c)), ""):
+        name = name.removesuffix(last)
+        changes.add(last)
+    return name, changes
 
 
 def _parts(name: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from ringfold.fuzz.target import Device
+from ringfold.fuzz.targets.fusion import OPTION, without_fusion
 from ringfold.fuzz.targets.loading import load_module
 from ringfold.fuzz.targets.sglang_sources import files_of, provenance
 from ringfold.fuzz.targets.wheels import WheelError
@@ -90,11 +91,15 @@ class UnknownReleaseError(WheelError):
 
 
 class Release:
-    """The GDN kernels of one SGLang; `name` and what is raised as `sglang_sources.files_of`."""
+    """The GDN kernels of one SGLang; `name` and what is raised as `sglang_sources.files_of`.
 
-    def __init__(self, name: str, device: Device = "cpu") -> None:
+    They are compiled as Triton compiles them, or, without `fusion`, with no multiply and add
+    contracted.
+    """
+
+    def __init__(self, name: str, device: Device = "cpu", *, fusion: bool = True) -> None:
         wheel = files_of(name)
-        self.name, self.device, self.wheel = wheel.release, device, wheel
+        self.name, self.device, self.wheel, self.fusion = wheel.release, device, wheel, fusion
         self.modules: dict[str, ModuleType] = {}
 
     # What it contains.
@@ -159,6 +164,8 @@ class Release:
             path, tree = self.sources[file]
             stand_ins = dict(self._stand_ins(path, tree))
             module = load_module(self.wheel, path, f"{self.name}.{path}", stand_ins=stand_ins)
+            if not self.fusion:
+                without_fusion(module)
             if self.device == "cpu":
                 # A loop bound that was loaded gives Python's ints, and some kernels cast them.
                 module.__dict__["range"] = steps
@@ -172,7 +179,8 @@ class Release:
 
     def identity(self) -> dict[str, str]:
         """What these files are: name, version or commit, SHA-256 of each that was loaded."""
-        return {"release": self.name, **provenance(self.wheel), **self.digests()}
+        options = {} if self.fusion else {OPTION: "False"}
+        return {"release": self.name, **provenance(self.wheel), **options, **self.digests()}
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each file that was loaded."""
