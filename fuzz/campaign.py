@@ -49,6 +49,9 @@ ABREAST: Final = {"cpu": 1.5, "cuda": 0.75}
 """Lots under way for each worker. All compile at once, but processes that share a GPU take turns:
 with 16 of them an operation waited longer for its turn than it ran."""
 
+SHORT_NAMED: Final = 6
+"""Configurations short of their quota that a sentence names; the report has all."""
+
 POLL_SECONDS: Final = 0.2
 REPORT: Final = "report.json"
 REPORT_SECONDS: Final = 5.0
@@ -101,8 +104,13 @@ class Tally(msgspec.Struct):
     windows: int = 0
     histories: int = 0
     mismatches: int = 0
+    quota: int = 0
+    """Row-windows that were asked for; 0: as many as there is time for."""
     compile_seconds: float = 0.0
+    compared: dict[str, int] = {}
     largest: dict[str, float] = {}
+    failed: dict[str, int] = {}
+    """Histories in which a check failed, by check."""
 
 
 class Report(msgspec.Struct):
@@ -310,7 +318,9 @@ class Campaign:
             device=device,
             seed=seed,
             workers=count,
-            configurations=[Tally(plan.target, str(plan.setup)) for plan in plans],
+            configurations=[
+                Tally(plan.target, str(plan.setup), quota=plan.quota) for plan in plans
+            ],
         )
         context = multiprocessing.get_context("spawn")
         self.clock = Clock(context)
@@ -496,6 +506,8 @@ class Campaign:
         for total, part in (
             (report.situations, verdict.situations),
             (report.compared, verdict.compared),
+            (tally.compared, verdict.compared),
+            (tally.failed, dict.fromkeys({m.check for m in verdict.mismatches}, 1)),
             (report.skipped, verdict.skipped),
             (report.seconds, verdict.seconds),
         ):
@@ -578,6 +590,13 @@ class Campaign:
             report.inconclusive.append(
                 f"{len(report.missed)} reachable situations were not reached "
                 f"({', '.join(report.missed)}): give it more time or windows"
+            )
+        if short := [tally for tally in report.configurations if tally.windows < tally.quota]:
+            named = [f"{t.target}, {t.setup}: {t.windows} of {t.quota}" for t in short]
+            more = ["..."] if len(named) > SHORT_NAMED else []
+            report.inconclusive.append(
+                f"{len(short)} of {len(report.configurations)} configurations are short of their "
+                f"row-windows ({'; '.join(named[:SHORT_NAMED] + more)}): give it more time"
             )
         if any(finding.flaky for finding in report.findings):
             report.inconclusive.append(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ringfold.fuzz.generate import history, windows
+from ringfold.fuzz.generate import DIRECTED, history, windows
 from ringfold.fuzz.steering import Peaks, Unseen
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device
@@ -55,9 +55,10 @@ class Lot(NamedTuple):
 
 
 class Course:
-    """Tells lots, without end unless there is a budget of windows.
+    """Tells lots, without end unless there is a budget of windows or every plan has a quota.
 
-    The configuration with the fewest windows is always next, so all have about the same share.
+    The configuration with the fewest windows is always next, so all have about the same share. One
+    that has its quota is left out.
     """
 
     def __init__(
@@ -91,14 +92,15 @@ class Course:
         self.heard.append((lot, largest))
 
     def lot(self) -> Lot | None:
-        """What to walk next; nothing once the windows are used up."""
-        if self.left == 0:
+        """What to walk next; nothing once the windows are used up, or all quotas are reached."""
+        short = [at for at in range(len(self.plans)) if self._lacks(at) != 0]
+        if self.left == 0 or not short:
             return None
         self._learn()
-        at = self.windows.index(min(self.windows))
+        at = min(short, key=self.windows.__getitem__)
         plan, first = self.plans[at], self.numbers[at]
         goal, traces = self.windows[at] + LOT_WINDOWS[self.device], list[Trace]()
-        while self.windows[at] < goal and self.left != 0:
+        while self.windows[at] < goal and self.left != 0 and self._lacks(at) != 0:
             trace = self._history(at)
             count = windows(trace.operations)
             traces.append(trace)
@@ -108,6 +110,17 @@ class Course:
                 self.left -= count
         self.told += 1
         return Lot(plan, at, first, tuple(traces))
+
+    def _lacks(self, at: int) -> int | None:
+        """Row-windows between a configuration and its quota; nothing where it has none."""
+        quota = self.plans[at].quota
+        return max(0, quota - self.windows[at]) if quota else None
+
+    def _room(self, at: int) -> int | None:
+        """Row-windows that its next history may have. A directed one is told whole."""
+        whole = self.plans[at].directed and self.numbers[at] == DIRECTED
+        limits = [self.left, None if whole else self._lacks(at)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _history(self, at: int) -> Trace:
         plan = self.plans[at]
@@ -119,7 +132,7 @@ class Course:
             self.numbers[at],
             unseen=self.unseen.get(at),
             peaks=self.peaks[at] if self.steered else None,
-            windows_max=self.left,
+            windows_max=self._room(at),
         )
 
     def _learn(self) -> None:

@@ -53,6 +53,7 @@ def plans(
     *,
     name: str = "",
     worst: Dead = "nan",
+    quota: int = 0,
     **fixed: Any,
 ) -> list[Plan]:
     """What to run on a target: its configurations, one directed history for each (L, T).
@@ -62,6 +63,7 @@ def plans(
         device: decides the configurations and how long a random history is.
         name: by which a worker process resolves the target; its own, unless given.
         worst: the worst that dead memory is filled with.
+        quota: row-windows that each configuration is to have; 0: as many as there is time for.
         fixed: as `configurations` has them.
     """
     emulated = re.match(r"sim\b", target.name) is not None
@@ -93,6 +95,7 @@ def plans(
                 worst,
                 HORIZON_EMULATED if emulated else HORIZON[device],
                 lockstep,
+                quota,
             )
         )
     return made

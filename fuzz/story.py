@@ -55,6 +55,8 @@ class Plan(NamedTuple):
     """Most row-windows of one `repeat`; 0 for none."""
     lockstep: bool = False
     """Whether the target steps as a server does (`fuzz.lockstep`)."""
+    quota: int = 0
+    """Row-windows after which this configuration has had its share; 0: never."""
 
 
 class Seat(NamedTuple):

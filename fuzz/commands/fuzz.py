@@ -46,9 +46,16 @@ def fuzz(
     seed: OfSeed = 0,
     max_time: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Stop after so many seconds from the first window on. [60]"),
+        typer.Option(
+            min=0.0,
+            help="Stop so many seconds after the first window. [60, unless told when else]",
+        ),
     ] = None,
     max_windows: OfWindows = None,
+    each: Annotated[
+        int | None,
+        typer.Option(min=1, help="Stop when every configuration has so many row-windows."),
+    ] = None,
     geometry: OfGeometry = None,
     ring: OfRing = None,
     window: OfWindow = None,
@@ -86,13 +93,16 @@ def fuzz(
             on,
             name=name,
             worst=worst,
+            quota=each or 0,
             geometry=shape,
             ring=ring,
             window=window,
             dtype=dtype_of(dtype),
         )
     ]
-    if max_time is None and max_windows is None:
+    if by == "hypothesis" and each is not None:
+        raise typer.BadParameter("Hypothesis takes turns of its own", param_hint="--each")
+    if max_time is None and max_windows is None and each is None:
         max_time = TIME_MAX_DEFAULT
     budget = Budget(max_windows, max_time)
     shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX

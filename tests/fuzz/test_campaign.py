@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,24 @@ def test_every_failure_is_counted_and_a_few_of_a_kind_are_kept(tmp_path: Path) -
     )
     assert replayed.returncode == 1
     assert finding.sentence in replayed.stdout
+
+
+def test_each_configuration_has_its_account(tmp_path: Path) -> None:
+    """What it compared and what failed there, adding up to the whole; if it is short, that too."""
+    made = [plan._replace(quota=60) for plan in plans(resolve(BUG), "cpu")[:3]]
+    report = Campaign(made, "cpu", 11, Budget(100, None), tmp_path, 1).run(quiet)
+
+    compared = Counter[str]()
+    for tally in report.configurations:
+        compared.update(tally.compared)
+        assert sum(tally.failed.values()) >= tally.mismatches
+    assert compared == report.compared
+    assert report.mismatches > 0
+    short = [tally for tally in report.configurations if tally.windows < tally.quota]
+    assert short
+    said = next(s for s in report.inconclusive if "short of their row-windows" in s)
+    assert said.startswith(f"{len(short)} of 3 configurations")
+    assert all(f"{t.setup}: {t.windows} of 60" in said for t in short)
 
 
 def test_the_report_is_written_beside_the_failures(tmp_path: Path) -> None:

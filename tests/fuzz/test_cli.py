@@ -220,6 +220,17 @@ class TestFuzz:
         )
         assert len(setups) == 2
 
+    def test_every_configuration_gets_its_share(self, tmp_path: Path) -> None:
+        """`--each` is the end, and needs no other; what is left short by another is said."""
+        fixed = ("--geometry", "1,1,16,8", "--ring", "4", "--window", "1", "--workers", "1")
+        told = ran("fuzz", *fixed, "--each", "150", "--json", cwd=tmp_path)
+        cut = ran("fuzz", *fixed, "--each", "150", "--max-windows", "9", "--json", cwd=tmp_path)
+
+        assert all(t["windows"] == 150 for t in told.object["configurations"])
+        assert told.code == 0
+        assert cut.code == 3
+        assert "short of their row-windows" in " ".join(cut.object["inconclusive"])
+
     def test_too_little_is_3(self, tmp_path: Path) -> None:
         """A run that did not reach what can be reached proves less than it was asked to."""
         told = ran("fuzz", "sim", "--max-time", "0", "--workers", "1", "--json", cwd=tmp_path)

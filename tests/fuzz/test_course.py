@@ -89,6 +89,33 @@ def test_configurations_have_about_the_same_share() -> None:
     assert max(shares) - min(shares) <= most
 
 
+def test_a_quota_is_met_to_the_window_and_ends_the_course() -> None:
+    """Each configuration has its own, and a directed history is told whole, whatever it takes."""
+    quotas = [400, 30, 200, 1]
+    made = [plan._replace(quota=n) for plan, n in zip(PLANS, quotas, strict=True)]
+    course, lots = Course(made, 3, None, "cpu"), list[Lot]()
+    while (lot := course.lot()) is not None:
+        course.hear(lot, [])
+        lots.append(lot)
+
+    for at, (plan, quota) in enumerate(zip(made, quotas, strict=True)):
+        mine = [trace for lot in lots for trace in lot.traces if lot.configuration == at]
+        first = windows(mine[0].operations) if plan.directed else 0
+        assert sum(windows(trace.operations) for trace in mine) == max(quota, first)
+    assert [plan.directed for plan in made] == [True, True, True, False]
+
+
+def test_a_quota_of_one_leaves_the_time_to_others() -> None:
+    """Without one a configuration goes on as long as there are windows."""
+    made = [PLANS[0]._replace(quota=50, directed=False), PLANS[1]._replace(directed=False)]
+    course, shares = Course(made, 3, 1000, "cpu"), [0, 0]
+    while (lot := course.lot()) is not None:
+        course.hear(lot, [])
+        shares[lot.configuration] += sum(windows(trace.operations) for trace in lot.traces)
+
+    assert shares == [50, 950]
+
+
 def test_steering_reaches_more_transitions() -> None:
     """At least a quarter more of the protocol in the same number of windows, from each seed.
 
