@@ -1,10 +1,11 @@
 """Any history as a server would live through it: a batch at a time, all of its windows equal.
 
-Kernels take windows of any lengths and commits in any order. A server that drafts T tokens verifies
-T for each of its running requests, keeps at least one of them (the bonus token, which the model
-itself chose), commits that batch before it does anything else, and pads the batch at most to the
-number of requests that it can run. A target that is such a server (`lockstep`) gets histories that
-are rewritten here; other than that, what each request accepts stays as it was.
+Kernels take windows of any lengths and commits in any order. A server that drafts D tokens verifies
+D for each of its running requests, keeps at least one of them (the bonus token, which the model
+itself chose), commits that batch with D as its bound before it does anything else, and pads the
+batch at most to the number of requests that it can run. D may be another at the next step, as long
+as every row has room for it. A target that is such a server (`lockstep`) gets histories that are
+rewritten here; other than that, what each request accepts stays as it was.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from ringfold.fuzz.trace import (
     Commit,
+    Decode,
     Donate,
     Evict,
     Fork,
@@ -40,10 +42,12 @@ UNREACHABLE: Final = frozenset(
 
 
 def in_lockstep(operations: Sequence[Operation], setup: Setup) -> tuple[Operation, ...]:
-    """The same history with full windows, each batch committed at once.
+    """The same history with equal windows, each batch committed at once.
 
-    A request that was freed with its window in flight accepts one of it. Where a fork's source now
-    waits with records, the fork is left out, with all that its request would do.
+    A batch drafts as many tokens as its longest window had, or as many as there is room for. A
+    request that was freed with its window in flight accepts one of it. Plain decoding of requests
+    whose checkpoint lacks records is a window of one. Where a fork's source now waits with records,
+    the fork is left out, with all that its request would do.
     """
     return tuple(_Server(setup).serve(operations))
 
@@ -55,8 +59,12 @@ class _Server:
         self.setup, self.dialect = setup, DIALECTS[setup.dialect]
         self.protocol = protocol_of(setup)
         self.fresh = self.protocol.reset(setup.ring, setup.window)
-        self.cursors: dict[Request, Cursors | None] = {}
-        """Of those who are not fresh; None where that is not known, after a repeat."""
+        self.cursors: dict[Request, Cursors] = {}
+        """Of those who are not fresh."""
+        self.bounds: dict[Request, int] = {}
+        """The draft count of the last step of those who are not fresh."""
+        self.drafts: int | None = None
+        """Inside of a repeat, whose steps must all find room at every turn: how many."""
         self.absent: set[Request] = set()
         """Who was left out."""
         self.lacking: set[int] = set()
@@ -70,11 +78,12 @@ class _Server:
                     yield from self._step(operation, commits.get(tag))
                 case Commit():
                     pass  # it came right after its verify
+                case Decode():
+                    yield from self._decode(operation)
                 case Idle(rows=rows):
                     yield replace(operation, rows=min(rows, self.setup.slots - 1))
-                case Repeat(operations=inside):
-                    yield replace(operation, operations=tuple(self.serve(inside)))
-                    self.cursors = dict.fromkeys(self.cursors)
+                case Repeat():
+                    yield self._repeat(operation)
                 case _ if self._comes_or_goes(operation):
                     yield operation
 
@@ -83,16 +92,16 @@ class _Server:
         match operation:
             case Fork(request=request, source=source):
                 at = self.cursors.get(source, self.fresh)
-                if source in self.absent or at is None or at.write_pos:
+                if source in self.absent or at.write_pos:
                     self.absent.add(request)
             case Place(request=request, records=records, base=base, flush=flush):
                 self.cursors[request] = Cursors(records, base, int(flush))
             case Restore(request=request) if self.dialect.saves == "state":
-                self.cursors.pop(request, None)
+                self._forget(request)
             case Free(request=request):
-                self.cursors.pop(request, None)
+                self._forget(request)
             case Donate(request=request, prefix=prefix):
-                self.cursors.pop(request, None)
+                self._forget(request)
                 (self.lacking.add if request in self.absent else self.lacking.discard)(prefix)
             case Hit(request=request, prefix=prefix) if prefix in self.lacking:
                 self.absent.add(request)
@@ -100,21 +109,86 @@ class _Server:
                 return prefix not in self.lacking
         return getattr(operation, "request", None) not in self.absent
 
+    def _repeat(self, repeat: Repeat) -> Repeat:
+        """All of its turns, with as many drafts in each step as there is always room for."""
+        outer = self.drafts
+        self.drafts = min([outer or self.setup.window, *self.bounds.values()])
+        inside = tuple(self.serve(repeat.operations))
+        met, turn = {self._known(): 1}, 1
+        while turn < repeat.times:
+            tuple(self.serve(repeat.operations))
+            turn += 1
+            if (period := turn - met.setdefault(self._known(), turn)) > 0:
+                turn = repeat.times - (repeat.times - turn) % period  # it goes on like that
+                met.clear()
+        self.drafts = outer
+        return replace(repeat, operations=inside)
+
+    def _known(self) -> frozenset[tuple[Request, Cursors]]:
+        return frozenset(self.cursors.items())
+
+    def _forget(self, request: Request) -> None:
+        self.cursors.pop(request, None)
+        self.bounds.pop(request, None)
+
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
         accepted = commit.accepted if commit else (1,) * len(verify.rows)
+        rows, counts = self._batch(verify.rows, accepted)
+        real = [row for row in rows if row is not None]
+        wanted = [n for row, n in zip(verify.rows, verify.lengths, strict=True) if row in real]
+        T = self.setup.window
+        D = self._drafts(real, max(wanted, default=T))
+        yield replace(verify, rows=rows, lengths=(D,) * len(rows))
+        commit = commit or Commit(tag=verify.tag, accepted=())
+        counts = tuple(None if n is None else min(n, D) for n in counts)
+        yield replace(commit, accepted=counts, bound=None if D == T else D)
+        for row, n in zip(rows, counts, strict=True):
+            if row is not None and n is not None:
+                at = self.cursors.get(row, self.fresh)
+                self.bounds[row], self.cursors[row] = D, self._after(at, n, D)
+
+    def _decode(self, decode: Decode) -> Iterator[Operation]:
+        """As it is where nothing waits; else a window of one, which a server that drafts does."""
+        rows, ones = self._batch(decode.rows, (1,) * len(decode.rows))
+        at = [self.cursors.get(row, self.fresh) for row in rows if row is not None]
+        if any(c.write_pos for c in at):
+            tag, profile = decode.tag, decode.profile
+            verify = Verify(tag=tag, rows=rows, lengths=(1,) * len(rows), profile=profile)
+            yield from self._step(verify, Commit(tag=tag, accepted=ones, dead=decode.dead))
+        else:
+            yield replace(decode, rows=rows)
+
+    def _batch(
+        self, rows: Sequence[Request | None], accepted: Sequence[int | None]
+    ) -> tuple[tuple[Request | None, ...], tuple[int | None, ...]]:
+        """Rows that are there, with the tokens that they keep, and no more padding than there is.
+
+        A row's count is one at least.
+        """
         pairs = [
             (None, None) if row is None or row in self.absent else (row, n or 1)
-            for row, n in zip(verify.rows, accepted, strict=True)
+            for row, n in zip(rows, accepted, strict=True)
         ]
         while len(pairs) >= self.setup.slots and (None, None) in pairs:
             pairs.remove((None, None))
-        rows, counts = zip(*pairs, strict=True)
-        T = self.setup.window
-        yield replace(verify, rows=rows, lengths=(T,) * len(rows))
-        commit = commit or Commit(tag=verify.tag, accepted=())
-        yield replace(commit, accepted=counts, bound=None)
-        for row, n in pairs:
-            if row is not None and n is not None:
-                at = self.cursors.get(row, self.fresh)
-                if at is not None:
-                    self.cursors[row] = committed(self.protocol, at, n, self.setup.ring, T)
+        batch, counts = zip(*pairs, strict=True)
+        return batch, counts
+
+    def _drafts(self, rows: Sequence[Request], wanted: int) -> int:
+        """How many tokens a step drafts: so many, or as many as every row has room for."""
+        if self.drafts is not None:
+            return self.drafts
+        return next(D for D in range(wanted, 0, -1) if all(self._room(row, D) for row in rows))
+
+    def _room(self, row: Request, drafts: int) -> bool:
+        """Whether that window fits behind the history, and the same once more, whatever is kept."""
+        if drafts <= self.bounds.get(row, self.setup.window):
+            return True
+        if not self.dialect.has_ring:
+            return True
+        at, L = self.cursors.get(row, self.fresh), self.setup.ring
+        after = [self._after(at, n, drafts) for n in range(1, drafts + 1)]
+        return max(at.write_pos, *(c.write_pos for c in after)) + drafts <= L
+
+    def _after(self, at: Cursors, accepted: int, drafts: int) -> Cursors:
+        return committed(self.protocol, at, accepted, self.setup.ring, drafts)

@@ -40,6 +40,8 @@ ROWS_MAX: Final = 65_536  # of one batch
 REPEAT_DEPTH_MAX: Final = 3
 REQUEST_MAX: Final = 65_535
 WORD_MAX: Final = 2**32 - 1
+CHUNK_MAX: Final = 128  # tokens of a chunk: two of those that prefill kernels work in
+CHUNKS_MAX: Final = 8
 REHEARSED_ROWS_MAX: Final = 250_000
 """Rows that `validate` walks again in repeats, waiting for their cursors to recur: about 1 s."""
 LINE_MAX: Final = 100
@@ -49,6 +51,7 @@ Prefix = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]
 """The name under which a prefix cache keeps a state."""
 Word = Annotated[int, Meta(ge=0, le=WORD_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ROWS_MAX)]
+Chunk = Annotated[int, Meta(ge=1, le=CHUNK_MAX)]
 Profile = Annotated[str, Meta(min_length=1, max_length=64)]
 Batch = Annotated[tuple[Request | None, ...], Meta(min_length=1, max_length=ROWS_MAX)]
 """Requests in batch order; null is a padding row."""
@@ -72,10 +75,15 @@ class _Operation(
 
 
 class Admit(_Operation, frozen=True):
-    """A request is seated after its prefill; its state is the payload's under `tag`."""
+    """A request is seated after its prefill; its state is the payload's under `tag`.
+
+    With `chunks`, so many more tokens of its prompt follow, chunk by chunk: the payload's window
+    under `tag`. A target that owns no prefill leaves them out.
+    """
 
     request: Request
     tag: Word
+    chunks: Annotated[tuple[Chunk, ...], Meta(max_length=CHUNKS_MAX)] = ()
     dead: Dead = "leave"
 
 
@@ -564,10 +572,12 @@ class _Rehearsal:
             if request is None:
                 continue
             seat = self.ready(request)
-            if length > seat.bound:
+            room = self.setup.ring - seat.cursors.write_pos
+            if length > max(seat.bound, room):
                 raise TraceError(
                     f"lengths[{row}] is {length}, but request {request} was last committed with "
-                    f"bound {seat.bound}: shorten the window, or raise that commit's bound"
+                    f"bound {seat.bound}, and behind its {seat.cursors.write_pos} records there is "
+                    f"room for {room}: shorten the window, or raise that commit's bound"
                 )
             seat.pending, seat.length = operation.tag, length
         self.verified[operation.tag] = operation

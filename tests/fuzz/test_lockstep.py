@@ -31,6 +31,7 @@ from ringfold.sim.setup import Geometry, Setup
 from ringfold.sim.situations import SITUATIONS
 
 HISTORIES = 150  # a prefix whose owner was left out came up once in fifty
+SHARE_AS_TOLD = 0.95  # the ring: 0.978; all others: 1
 OPERATIONS = frozenset(
     {
         *("admit", "free", "fork", "verify", "commit", "idle", "place"),
@@ -61,6 +62,7 @@ def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
     """Histories of a dialect, with everything in them that a target may own."""
     setup = setup_of(dialect)
     plan = Plan(setup, "sim", OPERATIONS, rows=3, steps=20, directed=True)
+    as_told = all_told = 0
     for number in range(HISTORIES):
         trace = history(plan, 7, number)
         served = Trace(
@@ -76,13 +78,19 @@ def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
             if isinstance(verify, Verify):
                 assert isinstance(after, Commit)
                 assert after.tag == verify.tag
-                assert set(verify.lengths) == {setup.window}
+                assert len(set(verify.lengths)) == 1
+                assert (after.bound or setup.window) == verify.lengths[0]
                 assert len(verify.rows) < setup.slots
         before, now = accepted_of(trace.operations), accepted_of(served.operations)
         for request, counts in now.items():
-            kept = [max(n, 1) for n in before[request]]
             # A request that left with a window in flight has now kept a token of that first.
-            assert counts in (kept, [*kept, 1])
+            kept = [*(max(n, 1) for n in before[request]), 1][: len(counts)]
+            assert len(counts) - len(before[request]) in (0, 1)
+            # Where there was no room for a window that was longer than the last, less is kept.
+            assert all(1 <= n <= most for n, most in zip(counts, kept, strict=True))
+            as_told += sum(n == most for n, most in zip(counts, kept, strict=True))
+            all_told += len(counts)
+    assert as_told >= SHARE_AS_TOLD * all_told
 
 
 def test_a_request_whose_source_waits_with_records_is_left_out() -> None:

@@ -39,6 +39,7 @@ def prepare() -> None:
         fast_triton.standing_in([one for one in fast_triton.STAND_INS if one.fits()])
     )
     _boolean_masks()
+    _prefill_without_a_driver()
 
 
 def apply() -> None:
@@ -163,9 +164,20 @@ def _boolean_masks() -> None:
         def call(
             self: Any, *arguments: Any, original: Any = original, at: int = at, **named: Any
         ) -> Any:
-            mask = arguments[at]
-            if mask.data.dtype != np.bool_:
+            mask = arguments[at]  # of a block pointer an array, which holds booleans
+            if not isinstance(mask, np.ndarray) and mask.data.dtype != np.bool_:
                 mask.data = mask.data.astype(np.bool_)
             return original(self, *arguments, **named)
 
         setattr(InterpreterBuilder, name, call)
+
+
+def _prefill_without_a_driver() -> None:
+    """Prefill's kernels are tuned by timing them on a GPU, and launched within its context."""
+    from triton.runtime.autotuner import Autotuner
+
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self.fn.run(*arguments, **{**named, **self.configs[0].all_kwargs()})
+
+    Autotuner.run = run
+    torch.cpu.device = lambda index: contextlib.nullcontext()
