@@ -106,13 +106,20 @@ class Case(msgspec.Struct, frozen=True):
     precision: str
     ring: int = 16
     acceptance: float = 0.7
+    target: str = ""
+    """An implementation that is walked instead; its dot products are what they are."""
 
     def __post_init__(self) -> None:
         _dtypes(self.precision)
         require(0 <= self.acceptance <= 1, "acceptance", self.acceptance, "in 0..1", "it is a rate")
 
+    @property
+    def who(self) -> str:
+        """The target, or the dialect of a machine of the simulator."""
+        return self.target or self.dialect
+
     def __str__(self) -> str:
-        return f"{self.dialect} {self.precision} L={self.ring} acceptance={self.acceptance:g}"
+        return f"{self.who} {self.precision} L={self.ring} acceptance={self.acceptance:g}"
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -251,43 +258,28 @@ class Text:
 
 
 class Walker:
-    """One case on its way through the text."""
+    """One case on its way through the text, on a machine of the simulator.
 
-    def __init__(self, study: Study, case: Case, text: Text) -> None:
-        self.study, self.case = study, case
-        precision = PRECISIONS[case.precision]
-        setup = Setup(
-            case.dialect,
-            study.geometry,
-            ring=case.ring,
-            window=study.window,
-            slots=study.rows + 1,
-            layers=len(study.gates),
-            dtypes=precision.dtypes,
-        )
-        zeros = np.zeros(study.geometry.value_heads)
-        self.machine = machine(setup, text.A_log, zeros, precision.arithmetic)
-        self.slots = np.arange(1, study.rows + 1)
-        self.machine.admit(self.slots, text.state)
+    A subclass may walk something else: it overrides all that is said of the machine.
+    """
+
+    def __init__(self, case: Case, text: Text) -> None:
+        self.case, self.study = case, text.study
         # A stream of its own, so that leaving a case out changes no other.
-        self.rng = np.random.default_rng([study.seed, 1])
+        self.rng = np.random.default_rng([self.study.seed, 1])
+        self.slots = np.arange(1, self.study.rows + 1)
+        self.open(text)
 
     def walk(self, chunk: Chunk) -> Array:
         """Verify and commit all of `chunk`; returns the outputs [gate, row, n, HV, V]."""
         outputs = np.zeros_like(chunk.outputs)
-        if not self.machine.dialect.verifies:
-            for t in range(chunk.outputs.shape[2]):
-                token = Tokens(*(x[:, :, t : t + 1] for x in chunk.tokens))
-                outputs[:, :, t : t + 1] = self.machine.decode(self.slots, token)
-            return outputs
         position, count = 0, chunk.outputs.shape[2]
         while position < count:
-            length = min(self.study.window, count - position)
+            length = min(self.study.window, count - position) if self.verifies else 1
             window = Tokens(*(x[:, :, position : position + length] for x in chunk.tokens))
-            got = self.machine.verify(self.slots, np.full(len(self.slots), length), window)
-            accepted = min(self.accepted(), length)
+            accepted = min(self.accepted(), length) if self.verifies else 1
+            got = self.step(window, accepted) if self.verifies else self.decode(window)
             outputs[:, :, position : position + accepted] = got[:, :, :accepted]
-            self.machine.commit(self.slots, np.full(len(self.slots), accepted), self.study.window)
             position += accepted
         return outputs
 
@@ -295,6 +287,43 @@ class Walker:
         """Drafts up to the first that is rejected, and the bonus token."""
         drafts = self.rng.random(self.study.window - 1) < self.case.acceptance
         return 1 + int(drafts.cumprod().sum())
+
+    def setup(self) -> Setup:
+        """What the case's dialect is opened with: gate strengths lie along the layers."""
+        return Setup(
+            self.case.dialect,
+            self.study.geometry,
+            ring=self.case.ring,
+            window=self.study.window,
+            slots=self.study.rows + 1,
+            layers=len(self.study.gates),
+            dtypes=PRECISIONS[self.case.precision].dtypes,
+        )
+
+    # ------------------------------------------------------------------ the machine
+
+    def open(self, text: Text) -> None:
+        """Seat every row on the state that the text begins with."""
+        setup, arithmetic = self.setup(), PRECISIONS[self.case.precision].arithmetic
+        self.machine = machine(setup, text.A_log, np.zeros_like(text.A_log), arithmetic)
+        self.machine.admit(self.slots, text.state)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it verifies drafts; else it decodes."""
+        return self.machine.dialect.verifies
+
+    def step(self, window: Tokens, accepted: int) -> Array:
+        """Verify a window of every row and commit `accepted` tokens; outputs as `Machine`'s."""
+        rows = len(self.slots)
+        length = window.q.shape[2]
+        outputs = self.machine.verify(self.slots, np.full(rows, length), window)
+        self.machine.commit(self.slots, np.full(rows, accepted), self.study.window)
+        return outputs
+
+    def decode(self, token: Tokens) -> Array:
+        """Decode one token of every row."""
+        return self.machine.decode(self.slots, token)
 
     def represented(self) -> Array:
         """The committed state that the memory stands for, [gate, row, HV, V, K]."""
@@ -395,29 +424,25 @@ def _dtypes(precision: str) -> Dtypes:
 
 
 def run(
-    study: Study,
-    cases: Sequence[Case],
+    text: Text,
+    walkers: Sequence[Walker],
     at_point: Callable[[list[Bound], list[Track]], object],
     at_step: Callable[[int, Case], None] = lambda tokens, case: None,
 ) -> tuple[list[Bound], list[Track]]:
-    """Walk every case through the study's text.
+    """Walk every case through the text, which must be at its beginning.
 
     Args:
-        study: the texts.
-        cases: the machines.
+        text: of a study, which says how long it is.
+        walkers: the cases, each opened on this text.
         at_point: called with all that is known whenever a point was reached.
         at_step: called with tokens done and case before each case walks its next chunk.
-
-    Raises:
-        SetupError: a case names no dialect, or its ring is too short for the study's window.
     """
-    text = Text(study)
-    walkers = [Walker(study, case, text) for case in cases]
-    tracks = [Track(case, [], _no_flips(study)) for case in cases]
+    study = text.study
+    tracks = [Track(walker.case, [], _no_flips(study)) for walker in walkers]
     bounds: list[Bound] = []
     position = 0
     for point in points_until(study.tokens):
-        tallies = [Tally(study) for _ in cases]
+        tallies = [Tally(study) for _ in walkers]
         while position < point:
             chunk = text.decode(min(CHUNK, point - position))
             for walker, track, tally in zip(walkers, tracks, tallies, strict=True):

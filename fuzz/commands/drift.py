@@ -11,11 +11,25 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands import plots
+from ringfold.fuzz.commands.options import OnDevice, device_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.drifting import TargetWalker, cases_on
 from ringfold.fuzz.failures import write_text
 from ringfold.fuzz.provenance import stamped
+from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.targets.registry import MissingTargetError, resolve
 from ringfold.sim.dialects import DIALECTS
-from ringfold.sim.drift import PRECISIONS, Bound, Case, Study, Track, cases_of, run
+from ringfold.sim.drift import (
+    PRECISIONS,
+    Bound,
+    Case,
+    Study,
+    Text,
+    Track,
+    Walker,
+    cases_of,
+    run,
+)
 from ringfold.sim.setup import Geometry, require
 
 EARLY = 1000
@@ -29,6 +43,18 @@ class Report(msgspec.Struct, frozen=True):
     study: Study
     bounds: list[Bound]
     tracks: list[Track]
+    identities: dict[str, dict[str, str]] = {}
+    """What exactly the targets are."""
+    refused: dict[str, str] = {}
+    """Cases that a target does not run, and why."""
+    reused: list[dict[str, str]] = []
+    """Where earlier runs were made whose tracks are among these."""
+
+
+class Saved(Report, frozen=True):
+    """The same as a file holds it."""
+
+    machine: dict[str, str] = {}
 
 
 class Summary(NamedTuple):
@@ -46,9 +72,20 @@ class Summary(NamedTuple):
 
 
 def drift(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="Implementations to walk, see `ringfold targets`. [machines of the simulator]",
+        ),
+    ] = None,
+    device: OnDevice = "cpu",
     tokens: Annotated[int, typer.Option(help="Length of each text.")] = 10_000,
     dialect: Annotated[
-        list[str] | None, typer.Option(help=f"Repeatable: {', '.join(DIALECTS)}. [all]")
+        list[str] | None,
+        typer.Option(
+            help=f"Of machines, repeatable: {', '.join(DIALECTS)}. [all, unless targets are named]"
+        ),
     ] = None,
     precision: Annotated[
         list[str] | None, typer.Option(help=f"Repeatable: {', '.join(PRECISIONS)}. [all]")
@@ -73,6 +110,13 @@ def drift(
     value_heads: Annotated[int, typer.Option(help="Value heads HV.")] = 2,
     k: Annotated[int, typer.Option("--k", help="Width K of a key.")] = 32,
     v: Annotated[int, typer.Option("--v", help="Width V of a value.")] = 32,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="What --save left of the same texts: its cases are not walked again. Repeatable.",
+        ),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Written anew at every point reached.")
     ] = None,
@@ -83,7 +127,7 @@ def drift(
 ) -> None:
     """Walk protocols at many precisions through long texts; compare state, outputs and words."""
     plots.require(plot)
-    defaults = Study()
+    on, defaults = device_of(device), Study()
     study = Study(
         geometry=Geometry(heads, value_heads, k, v),
         window=window,
@@ -93,17 +137,33 @@ def drift(
         seeds=seeds,
         seed=seed,
     )
-    dialects = dialect or list(DIALECTS)
+    dialects = dialect or ([] if targets else list(DIALECTS))
     for name in dialects:
         require(name in DIALECTS, "dialect", name, f"one of {', '.join(DIALECTS)}", "name one")
-    cases = cases_of(
-        dialects, precision or list(PRECISIONS), ring or [16, 8, 64], acceptance or [0.7, 0.0, 1.0]
-    )
-    started = time.monotonic()
+    swept = (precision or list(PRECISIONS), ring or [16, 8, 64], acceptance or [0.7, 0.0, 1.0])
+    saved = [_read(path, study) for path in reuse or []]
+    known = {track.case: track for one in saved for track in one.tracks if _done(track, study)}
+    text, started = Text(study), time.monotonic()
+    cases, identities, refused = cases_of(dialects, *swept), {}, {}
+    walkers = [Walker(case, text) for case in cases if case not in known]
+    for name in targets or []:
+        identities[name] = dict(resolve(name, on).identity())
+        for case in cases_on(resolve(name, on), *swept):
+            cases.append(case)
+            try:
+                if case not in known:
+                    walkers.append(TargetWalker(resolve(name, on), case, text))
+            except RefusedError as error:
+                refused[str(case)] = str(error)
+    if not walkers and known.keys().isdisjoint(cases):
+        raise MissingTargetError(f"nothing to walk: {'; '.join(map(': '.join, refused.items()))}")
+    reused = [one for file in saved for one in (*file.reused, file.machine)]
 
     def report(bounds: list[Bound], tracks: list[Track]) -> Report:
         seconds = round(time.monotonic() - started, 1)
-        found = Report(seconds, study, bounds, tracks)
+        there = known | {track.case: track for track in tracks}
+        shown = [there[case] for case in cases if case in there]
+        found = Report(seconds, study, bounds, shown, identities, refused, reused)
         if save is not None:
             write_text(save, msgspec.json.encode(stamped(found)).decode() + "\n")
         return found
@@ -114,13 +174,31 @@ def drift(
         def at_step(position: int, case: Case) -> None:
             display.update(task, description=f"{position:,} of {tokens:,} tokens: {case}")
 
-        found = report(*run(study, cases, report, at_step))
+        found = report(*(run(text, walkers, report, at_step) if walkers else (saved[0].bounds, [])))
     if plot is not None:
         plots.drift(plot, found.study, found.bounds, found.tracks)
-    if as_json:
-        print_json(found)
-        return
-    _show(found)
+    print_json(found) if as_json else _show(found)
+
+
+def _read(path: Path, study: Study) -> Saved:
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise typer.BadParameter(
+            f"{path} is not what --save writes ({error})", param_hint="--reuse"
+        ) from None
+    for field in Study.__struct_fields__:
+        here, there = getattr(study, field), getattr(saved.study, field)
+        if here != there:
+            raise typer.BadParameter(
+                f"{path} is of other texts: its {field} is {there}, and here it is {here}",
+                param_hint="--reuse",
+            )
+    return saved
+
+
+def _done(track: Track, study: Study) -> bool:
+    return bool(track.points) and track.points[-1].tokens == study.tokens
 
 
 def summary(track: Track) -> Summary:
@@ -158,6 +236,8 @@ def _show(report: Report) -> None:
             f"{one.flipped}/{one.texts}",
         )
     print_table(table)
+    for left_out, why in report.refused.items():
+        out.print(f"left out: {left_out}: {why}", markup=False)
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
         f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "
@@ -171,4 +251,4 @@ def _show(report: Report) -> None:
 def _label(case: Case, first: Case) -> str:
     ring = f" L={case.ring}" if case.ring != first.ring else ""
     rate = f" acceptance={case.acceptance:g}" if case.acceptance != first.acceptance else ""
-    return f"{case.dialect} {case.precision}{ring}{rate}"
+    return f"{case.who} {case.precision}{ring}{rate}"

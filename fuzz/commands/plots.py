@@ -81,7 +81,7 @@ def drift(path: Path, study: Study, bounds: Sequence[Bound], tracks: Sequence[Tr
         for t in tracks
         if (t.case.ring, t.case.acceptance) == (tracks[0].case.ring, tracks[0].case.acceptance)
     ]
-    dialects = list(dict.fromkeys(t.case.dialect for t in base))
+    walked = list(dict.fromkeys(t.case.who for t in base))
     precisions = list(dict.fromkeys(t.case.precision for t in base))
     styles = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
     figure = new_figure(4 * len(study.gates), 9)
@@ -92,9 +92,9 @@ def drift(path: Path, study: Study, bounds: Sequence[Bound], tracks: Sequence[Tr
         for track in base:
             x = [p.tokens for p in track.points]
             look = {
-                "color": f"C{dialects.index(track.case.dialect)}",
+                "color": f"C{walked.index(track.case.who)}",
                 "linestyle": styles[precisions.index(track.case.precision) % len(styles)],
-                "label": f"{track.case.dialect} {track.case.precision}",
+                "label": f"{track.case.who} {track.case.precision}",
             }
             state.loglog(x, [max(p.state[gate]) for p in track.points], **look)
             output.loglog(x, [max(p.output[gate]) for p in track.points], **look)

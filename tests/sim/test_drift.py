@@ -39,7 +39,8 @@ CLOSED_GROWTH = 10  # seen 0.9 to 2.1, from 100 to 1,000 tokens
 
 def walked(study: Study, *cases: Case) -> list[Track]:
     """What a study finds of these cases."""
-    return run(study, cases, lambda bounds, tracks: None)[1]
+    text = Text(study)
+    return run(text, [Walker(case, text) for case in cases], lambda bounds, tracks: None)[1]
 
 
 def largest(values: list[list[float]]) -> float:
@@ -127,7 +128,7 @@ def test_an_exact_machine_says_every_word_of_the_text(
 def test_a_token_that_is_not_committed_is_seen(exact: str) -> None:
     """It could be seen: the same walk with one token less is far off."""
     text = Text(SMALL)
-    walker = Walker(SMALL, Case("ring", exact, 8), text)
+    walker = Walker(Case("ring", exact, 8), text)
     commit, windows = walker.machine.commit, []
 
     def forgetful(slots: Any, accepted: Any, bound: int) -> None:
@@ -190,7 +191,9 @@ def test_a_case_knows_nothing_of_the_others() -> None:
 def test_results_come_as_they_are_reached() -> None:
     """At every point, with all that is known by then."""
     seen = []
-    run(SMALL, [Case("ring", "fp32")], lambda bounds, tracks: seen.append(len(tracks[0].points)))
+    text = Text(SMALL)
+    walkers = [Walker(Case("ring", "fp32"), text)]
+    run(text, walkers, lambda bounds, tracks: seen.append(len(tracks[0].points)))
 
     assert seen == [1, 2, 3, 4, 5]
     assert drift.points_until(200) == [10, 20, 50, 100, 200]
@@ -239,7 +242,7 @@ def test_a_case_that_could_differ_is_walked() -> None:
         (lambda: Study(similarities=(1.5,)), r"similarity is 1\.5"),
         (lambda: Case("ring", "fp8"), "precision is 'fp8', but must be one of fp32"),
         (lambda: Case("ring", "fp32", 16, 1.5), r"acceptance is 1\.5"),
-        (lambda: Walker(SMALL, Case("ring", "fp32", 4), Text(SMALL)), "at least two windows"),
+        (lambda: Walker(Case("ring", "fp32", 4), Text(SMALL)), "at least two windows"),
     ],
 )
 def test_an_illegal_study_is_refused(make: Any, message: str) -> None:
