@@ -1,11 +1,12 @@
 """Exploring: every step that the protocol allows, on the real target, judged by the same walk.
 
 A *transition* is a reachable cursor state, the length of a window and how much of it is accepted.
-Each becomes a row of a large batch: its request is placed in the state, verifies, commits, and
-verifies and commits a full window more, so that what the first step wrote is read or folded. Dead
-memory is NaN throughout, unless something milder is asked for. A batch that fails is cut in two
-until single transitions fail (or batches whose halves do not), and the first of each cause is
-shrunk.
+A *tour* is a run of them, each of which begins where the one before it ended: one row of a large
+batch. Its request is placed in the tour's first state, takes its steps, and verifies and commits a
+full window more, so that what the last step wrote is read or folded. Every transition is in exactly
+one tour. Dead memory is NaN throughout, unless something milder is asked for. Tours that fail
+together are cut in two until single transitions fail (or what fails only as a whole), and the
+shortest of each cause is shrunk.
 
 The cursors' own kernel is small enough to try *every* input, reachable or not, in a few launches.
 """
@@ -15,12 +16,13 @@ from __future__ import annotations
 import functools
 import itertools
 import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,10 +30,9 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays, failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import cores
-from ringfold.fuzz.frame import Dead
+from ringfold.fuzz.campaign import POLL_SECONDS, REPORT, Clock, cores
+from ringfold.fuzz.frame import Dead, Region, index
 from ringfold.fuzz.payload import Payload
-from ringfold.fuzz.placing import place_cursors
 from ringfold.fuzz.shrink import Written
 from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
 from ringfold.fuzz.targets.registry import resolve
@@ -45,21 +46,28 @@ from ringfold.fuzz.trace import (
     Trace,
     Verify,
 )
-from ringfold.fuzz.walk import walk
+from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
+from ringfold.fuzz.workers import Workers
 from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 
-BATCH_ROWS_MAX: Final = {"cpu": 128, "cuda": 4096}
-BATCH_ELEMENTS_MAX: Final = 2**23
-"""State elements in a batch: the oracle walks float64 copies of them."""
+TOUR_STEPS_MAX: Final = 32
+LOT_ELEMENTS: Final = {"cpu": 2**21, "cuda": 2**26}
+"""State elements times tokens that a worker is given at once: a few seconds' work."""
 CURSOR_ROWS_MAX: Final = 4096
-WORKERS_MAX: Final = {"cpu": 64, "cuda": 8}
-"""The oracle of a few processes keeps one GPU busy."""
+WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
 FAILING_MAX: Final = 2
-"""Failing transitions that are isolated in one batch; what is left of it then counts as uncovered,
+"""Failing transitions that are isolated in one lot; what is left of it then counts as uncovered,
 or a target that is wrong everywhere would have to be walked row by row."""
 PROFILE: Final = "slow-decay"
+WARMING_UP: Final = 8
+"""Tours whose first step compiles what is needed."""
+REPORT_SECONDS: Final = 2.0
+"""How often the report so far is written."""
+
+Tour = Sequence[Transition]
 
 
 class Explored(msgspec.Struct):
@@ -72,11 +80,12 @@ class Explored(msgspec.Struct):
     """Reachable cursor states."""
     transitions: int
     """Those states crossed with every window length and every count accepted."""
+    workers: int = 0
     covered: int = 0
     """Transitions that were walked to their end, or shown to fail by themselves."""
     coverage: float = 0.0
     failing: int = 0
-    """Transitions that fail by themselves, and batches that fail only as a whole."""
+    """Transitions that fail by themselves, and tours that fail only as a whole."""
     windows: int = 0
     """Row-windows verified and judged."""
     cursor_inputs: int = 0
@@ -86,19 +95,26 @@ class Explored(msgspec.Struct):
     """The first that is wrong."""
     counterexamples: list[Written] = []
     """The shortest for each cause."""
+    hanging: str = ""
+    """The line that replays the history that the target did not come back from."""
     largest: dict[str, float] = {}
     """Largest error that was seen, over what is allowed, by check."""
+    compile_seconds: float = 0.0
+    """Until every worker had started, built the target and compiled its kernels."""
     seconds: float = 0.0
+    """From the first window after that on, until the last."""
+    rate: float = 0.0
+    """Row-windows a second, over these."""
     inconclusive: list[str] = []
 
 
 class Walked(msgspec.Struct):
-    """What came of one batch."""
+    """What came of one lot."""
 
     covered: int = 0
     windows: int = 0
-    failing: list[tuple[int, Trace, Symptom]] = []
-    """Number of the (first) transition, the history that shows it, and why it fails."""
+    failing: list[tuple[Trace, Symptom]] = []
+    """A history that shows it, and why it fails."""
     largest: dict[str, float] = {}
 
 
@@ -112,7 +128,7 @@ class Plan(NamedTuple):
     """What dead memory is filled with, after everything."""
 
 
-# ------------------------------------------------------------------ one batch
+# ------------------------------------------------------------------ tours and lots
 
 
 def protocol_steps(setup: Setup) -> Reachable:
@@ -120,39 +136,93 @@ def protocol_steps(setup: Setup) -> Reachable:
     return reachable(setup.ring, setup.window, protocol_of(setup))
 
 
-def history(plan: Plan, transitions: Sequence[Transition]) -> Trace:
-    """One request for each transition, all in one batch, and a padding row behind them."""
-    count, T = len(transitions), plan.setup.window
-    requests = range(count)
-    rows = (*requests, None)
+def tours(transitions: Sequence[Transition], steps_max: int = TOUR_STEPS_MAX) -> list[Tour]:
+    """Every transition once: from the emptiest rings on, as far as steps are left to take."""
+    left: dict[Cursors, list[Transition]] = defaultdict(list)
+    for step in reversed(transitions):
+        left[step.before].append(step)
+    found: list[Tour] = []
+    for start in sorted(left, key=lambda state: state.write_pos):
+        while left[start]:
+            tour, at = list[Transition](), start
+            while len(tour) < steps_max and left.get(at):
+                tour.append(left[at].pop())
+                at = tour[-1].after
+            found.append(tour)
+    return found
+
+
+def tokens(tour: Tour, window: int) -> int:
+    """Those of its records, of its windows, and of the full one at its end."""
+    return int(tour[0].before.write_pos) + sum(step.length for step in tour) + window
+
+
+def lots(plan: Plan) -> list[list[Tour]]:
+    """What is walked as one batch: tours of like length, the longest first."""
+    setup, g = plan.setup, plan.setup.geometry
+    elements = setup.layers * g.value_heads * g.key_dim * g.value_dim
+    most = LOT_ELEMENTS[plan.device] // elements
+    shared: list[list[Tour]] = []
+    room = 0
+    for tour in sorted(tours(protocol_steps(setup).transitions), key=len, reverse=True):
+        size = tokens(tour, setup.window)
+        if size > room:
+            shared.append([])
+            room = most
+        shared[-1].append(tour)
+        room -= size
+    return shared
+
+
+def history(plan: Plan, together: Sequence[Tour]) -> Trace:
+    """One request for each tour, all in one batch, and a padding row behind them.
+
+    A request whose tour is over stays seated, and its row is padding.
+    """
+    count, T = len(together), plan.setup.window
     places = [
         Place(
             request=request,
             tag=request,
-            base=step.before.cache_base,
-            records=step.before.write_pos,
-            flush=bool(step.before.is_flush),
+            base=tour[0].before.cache_base,
+            records=tour[0].before.write_pos,
+            flush=bool(tour[0].before.is_flush),
             # Between places memory is left alone, so that they are one operation.
             dead=plan.dead if request == count - 1 else "leave",
         )
-        for request, step in zip(requests, transitions, strict=True)
+        for request, tour in enumerate(together)
     ]
-    lengths = (*(step.length for step in transitions), 1)
-    accepted = (*(step.accepted for step in transitions), None)
-    steps: tuple[Operation, ...] = (
-        Verify(tag=count, rows=rows, lengths=lengths, dead=plan.dead),
-        Commit(tag=count, accepted=accepted, dead=plan.dead),
-        Verify(tag=count + 1, rows=rows, lengths=(*[T] * count, 1), dead=plan.dead),
-        Commit(tag=count + 1, accepted=(*[T] * count, None), dead=plan.dead),
-    )
-    if not DIALECTS[plan.setup.dialect].verifies:
-        steps = tuple(Decode(tag=count + i, rows=rows, dead=plan.dead) for i in range(2))
+    verifies = DIALECTS[plan.setup.dialect].verifies
+    operations: list[Operation] = [*places]
+    for i in range(1 + max(map(len, together))):
+        taken = [
+            (tour[i].length, tour[i].accepted)
+            if i < len(tour)
+            else (T, T)
+            if i == len(tour)
+            else None
+            for tour in together
+        ]
+        rows = (*(None if step is None else row for row, step in enumerate(taken)), None)
+        tag = count + i
+        if verifies:
+            lengths = (*(1 if step is None else step[0] for step in taken), 1)
+            accepted = (*(None if step is None else step[1] for step in taken), None)
+            operations += [
+                Verify(tag=tag, rows=rows, lengths=lengths, dead=plan.dead),
+                Commit(tag=tag, accepted=accepted, dead=plan.dead),
+            ]
+        else:
+            operations.append(Decode(tag=tag, rows=rows, dead=plan.dead))
     return Trace(
         setup=msgspec.structs.replace(plan.setup, slots=count + 1),
         payload=PayloadSpec(seed=0, profile=PROFILE),
         target=plan.target,
-        operations=(*places, *steps),
+        operations=tuple(operations),
     )
+
+
+# ------------------------------------------------------------------ in a worker
 
 
 @functools.cache
@@ -161,47 +231,123 @@ def _target(name: str, device: Device) -> Target:
     return resolve(name, device)
 
 
-def walk_batch(plan: Plan, numbers: Sequence[int]) -> Walked:
-    """Walk some of the transitions as one batch; if it fails, its halves."""
-    walked = Walked()
-    _walk_halves(plan, numbers, walked)
-    return walked
+class Walker:
+    """Walks lots of one plan, one after the other."""
 
+    def __init__(
+        self,
+        plan: Plan,
+        watch: Watch | None = None,
+        out_of_time: Callable[[], bool] = lambda: False,
+        on_windows: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """`watch` is posted what is walked; `out_of_time` and `on_windows` as a walk has them."""
+        self.plan, self.watch = plan, watch
+        self.out_of_time, self.on_windows = out_of_time, on_windows
+        self.histories = 0
 
-def _walk_halves(plan: Plan, numbers: Sequence[int], walked: Walked) -> bool:
-    """Add to `walked`; returns whether these transitions fail."""
-    steps, target = protocol_steps(plan.setup).transitions, _target(plan.target, plan.device)
-    trace = history(plan, [steps[i] for i in numbers])
-    verdict = walk(trace, target)
-    walked.windows += verdict.windows
-    if not verdict.mismatches:
-        walked.covered += len(numbers)
-        for check, ratio in verdict.largest.items():
-            walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
-        return False
-    if len(numbers) == 1:
-        walked.covered += 1
-    elif len(walked.failing) >= FAILING_MAX:
-        return True
-    else:
-        half = (len(numbers) + 1) // 2
-        halves = [_walk_halves(plan, some, walked) for some in (numbers[:half], numbers[half:])]
-        if any(halves):
+    def warm_up(self, together: Sequence[Tour]) -> None:
+        """Compile what these tours need."""
+        self._walk(history(self.plan, together), lambda count: None)
+
+    def lot(self, together: Sequence[Tour]) -> Walked:
+        """Walk tours as one batch; if that fails, its halves."""
+        walked = Walked()
+        if not self.out_of_time():
+            self._halves(together, walked)
+        return walked
+
+    def cursors(self) -> CursorsWalked:
+        """See `walk_cursors`."""
+        return walk_cursors(self.plan, self._post)
+
+    def _halves(self, together: Sequence[Tour], walked: Walked) -> bool:
+        """Add to `walked`; returns whether these tours fail."""
+        plan = self.plan
+        trace = history(plan, together)
+        verdict = self._walk(trace, self.on_windows)
+        walked.windows += verdict.windows
+        if not verdict.mismatches:
+            a_step = 2 if DIALECTS[plan.setup.dialect].verifies else 1
+            steps = (verdict.operations - len(together)) // a_step
+            walked.covered += sum(max(0, min(len(tour), steps)) for tour in together)
+            for check, ratio in verdict.largest.items():
+                walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
+            return False
+        if len(walked.failing) >= FAILING_MAX:
             return True
-    # It fails by itself, or as a batch whose halves do not.
-    failure = failures.as_failure(trace, verdict.mismatches, dict(target.identity()))
-    walked.failing.append((numbers[0], failure, shrinking.cause(verdict.mismatches)))
-    return True
+        if halves := cut(together):
+            fail = [self._halves(half, walked) for half in halves]
+            if any(fail):
+                return True
+        else:
+            walked.covered += 1
+        # It fails by itself, or as tours whose halves do not.
+        identity = dict(_target(plan.target, plan.device).identity())
+        failure = failures.as_failure(trace, verdict.mismatches, identity)
+        walked.failing.append((failure, shrinking.cause(verdict.mismatches)))
+        return True
+
+    def _walk(self, trace: Trace, on_windows: Callable[[int], None]) -> Verdict:
+        self.histories += 1
+        if self.watch is not None:
+            self.watch.tell(trace)
+        self._post()  # it is opened
+        target = _target(self.plan.target, self.plan.device)
+        try:
+            return walk(trace, target, out_of_time=self._post, on_windows=on_windows)
+        finally:
+            if self.watch is not None:
+                self.watch.done()
+
+    def _post(self) -> bool:
+        """Tell the parent that the next operation begins; returns `out_of_time`."""
+        if self.watch is not None:
+            self.watch.begin(0, self.histories)
+        return self.out_of_time()
 
 
-def batches(plan: Plan) -> Iterator[range]:
-    """Numbers of the transitions, batch by batch."""
-    g = plan.setup.geometry
-    elements = plan.setup.layers * g.value_heads * g.key_dim * g.value_dim
-    most = max(1, min(BATCH_ROWS_MAX[plan.device], BATCH_ELEMENTS_MAX // elements))
-    total = len(protocol_steps(plan.setup).transitions)
-    for start in range(0, total, most):
-        yield range(start, min(start + most, total))
+def cut(together: Sequence[Tour]) -> list[Sequence[Tour]]:
+    """Two halves of some tours, or of one tour; none of one transition."""
+    if len(together) > 1:
+        half = (len(together) + 1) // 2
+        return [together[:half], together[half:]]
+    half = (len(together[0]) + 1) // 2
+    return [[together[0][:half]], [together[0][half:]]] if half < len(together[0]) else []
+
+
+_walker: Walker
+
+
+def _start_worker(watch: Watch, plan: Plan, clock: Clock, seconds_max: float | None) -> None:
+    global _walker  # noqa: PLW0603 - set once, when the process starts
+
+    def out_of_time() -> bool:
+        late = seconds_max is not None and clock.elapsed() > seconds_max
+        return late or bool(clock.stopped.value)
+
+    _walker = Walker(plan, watch, out_of_time, clock.count)
+
+
+def _warm_up(together: Sequence[Tour]) -> None:
+    _walker.warm_up(together)
+
+
+def _walk_lot(together: Sequence[Tour]) -> Walked:
+    return _walker.lot(together)
+
+
+def _walk_cursors() -> CursorsWalked:
+    return _walker.cursors()
+
+
+def _shrunk(failure: Trace, run_dir: Path) -> Written | None:
+    target = _target(_walker.plan.target, _walker.plan.device)
+    try:
+        shrunk = shrinking.shrink(failure, target)
+    except shrinking.NoFailureError:
+        return None
+    return shrinking.write(failure, shrunk, Path(), run_dir, _walker.plan.device)
 
 
 # ------------------------------------------------------------------ the cursors alone
@@ -237,12 +383,15 @@ class CursorsWalked(msgspec.Struct):
     """The first that is wrong."""
     refused: str = ""
     """Why they could not be tried."""
+    left: int = 0
+    """Inputs for which there was no time."""
 
 
-def walk_cursors(plan: Plan) -> CursorsWalked:
+def walk_cursors(plan: Plan, out_of_time: Callable[[], bool] = lambda: False) -> CursorsWalked:
     """Commit every input on the target, without a verify before: the rings hold nothing.
 
-    Each batch has a padding row at either end. Only cursors are looked at.
+    Each batch has a padding row at either end. Only cursors are looked at. `out_of_time` is asked
+    before every batch.
     """
     setup, target = plan.setup, _target(plan.target, plan.device)
     walked = CursorsWalked()
@@ -261,14 +410,20 @@ def walk_cursors(plan: Plan) -> CursorsWalked:
     requests = list(range(rows))
     for request in requests:
         target.admit(request, state)
+    seats = [target.seat(request) for request in requests]
+    places = {axis: np.array([seat[axis] for seat in seats]) for axis in ("slot", "request")}
     for bound in range(1, setup.window + 1):
         at = np.flatnonzero(inputs.bound == bound)
         for start in range(0, at.size, rows):
+            if out_of_time():
+                walked.left = inputs.accepted.size - walked.inputs
+                return walked
             some = at[start : start + rows]
             before = Cursors(*(c[some] for c in inputs.before))
             accepted = inputs.accepted[some]
+            sits = {axis: sit[: some.size] for axis, sit in places.items()}
             try:
-                got = _committed(target, requests[: some.size], before, accepted, bound)
+                got = _committed(target, requests[: some.size], sits, before, accepted, bound)
             except Exception as error:  # noqa: BLE001 - a target may insist on a verify
                 walked.refused = f"a commit without a verify raised {error!r}"
                 return walked
@@ -288,33 +443,27 @@ def walk_cursors(plan: Plan) -> CursorsWalked:
 def _committed(
     target: Target,
     requests: Sequence[Request],
+    sits: Region,
     before: Cursors,
     accepted: NDArray[np.int64],
     bound: int,
 ) -> Cursors:
     """What the target makes of `before`."""
-    place_cursors(target, requests, before)
-    target.commit([None, *requests, None], [0, *map(int, accepted), 0], bound)
     views = target.views()
-    after = []
-    for name in Cursors._fields:
-        axis = views[name].buffer.axes[0]
-        at = np.array([target.seat(request)[axis] for request in requests])
-        after.append(arrays.take(views[name].array, (at,)).astype(np.int64))
-    return Cursors(*after)
+    cursors = {
+        name: (views[name].array, index(views[name].buffer, sits)) for name in before._fields
+    }
+    for name, values in before._asdict().items():
+        arrays.put(*cursors[name], values)
+    target.commit([None, *requests, None], [0, *map(int, accepted), 0], bound)
+    return Cursors(*(arrays.take(*cursor).astype(np.int64) for cursor in cursors.values()))
 
 
 def _shown(cursors: Cursors, i: int) -> str:
     return f"({', '.join(f'{name} {int(c[i])}' for name, c in cursors._asdict().items())})"
 
 
-# ------------------------------------------------------------------ all of it
-
-
-def _shrunk(plan: Plan, failure: Trace, run_dir: Path, seconds_max: float) -> Written:
-    target = _target(plan.target, plan.device)
-    shrunk = shrinking.shrink(failure, target, seconds_max=seconds_max)
-    return shrinking.write(failure, shrunk, Path(), run_dir, plan.device)
+# ------------------------------------------------------------------ in the parent
 
 
 def explore(
@@ -326,56 +475,195 @@ def explore(
     run_dir: Path | None = None,
     workers: int | None = None,
     seconds_max: float | None = None,
+    hang_max: float = HANG_SECONDS,
     on_progress: Callable[[Explored], None] = lambda report: None,
 ) -> Explored:
-    """Every transition and every cursor input of `setup` on the target called `name`."""
-    started = time.monotonic()
-    plan, steps = Plan(name, device, setup, dead), protocol_steps(setup)
-    report = Explored(name, device, str(setup), len(steps.states), len(steps.transitions))
-    todo = list(batches(plan))
-    # One thread of linear algebra a worker: the workers are the parallelism.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
-    count = workers or min(cores(), WORKERS_MAX[device], len(todo) + 1)
-    failing: list[tuple[int, Trace, Symptom]] = []
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        cursors = pool.submit(walk_cursors, plan)
-        futures = [pool.submit(walk_batch, plan, numbers) for numbers in todo]
-        try:
-            left = None if seconds_max is None else seconds_max - (time.monotonic() - started)
-            for future in as_completed(futures, left):
-                walked = future.result()
-                report.covered += walked.covered
-                report.windows += walked.windows
-                failing += walked.failing
-                for check, ratio in walked.largest.items():
-                    report.largest[check] = max(report.largest.get(check, 0.0), ratio)
-                on_progress(report)
-        except TimeoutError:
-            report.inconclusive.append("the time limit came first")
-        for future in futures:
-            future.cancel()
-        alone = cursors.result()
-        report.cursor_inputs, report.cursor_inputs_wrong = alone.inputs, alone.wrong
-        report.cursor_example = alone.example
-        if alone.refused:
-            report.inconclusive.append(f"the cursors alone could not be tried: {alone.refused}")
-        report.failing = len(failing)
-        report.coverage = report.covered / report.transitions
-        first: dict[tuple[str, str], Trace] = {}
-        for _, trace, cause in sorted(failing, key=lambda each: each[0]):
-            first.setdefault((cause.check, cause.symptom), trace)
-        shrunk = [
-            pool.submit(_shrunk, plan, trace, run_dir or Path(), shrinking.SECONDS_MAX)
-            for trace in first.values()
-        ]
-        written = {one.digest: one for one in (future.result() for future in shrunk)}
-    report.counterexamples = sorted(written.values(), key=lambda one: (one.steps, one.operations))
-    if report.coverage < 1.0 and failing:
-        report.inconclusive.append(
-            f"{report.transitions - report.covered} transitions share a batch with ones that fail: "
-            "repair those first"
+    """Every transition and every cursor input of `setup` on the target called `name`.
+
+    Args:
+        name: of the target, which is built in every worker.
+        setup: what is explored; its `slots` are chosen here.
+        device: where the target runs.
+        dead: what dead memory is filled with.
+        run_dir: where failures go and, while it goes on, the report.
+        workers: processes; one a core unless given.
+        seconds_max: from the first window on, when all is compiled; then each worker returns what
+            it has done of its lot.
+        hang_max: seconds after which an operation is given up.
+        on_progress: hears the report so far, often.
+
+    Raises `RefusedError` for a setup that the target can't run.
+    """
+    plan = Plan(name, device, setup, dead)
+    return _Exploration(plan, run_dir, workers, seconds_max, hang_max, on_progress).run()
+
+
+class _Exploration:
+    """Shares lots out among workers and adds up what comes of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run_dir: Path | None,
+        workers: int | None,
+        seconds_max: float | None,
+        hang_max: float,
+        on_progress: Callable[[Explored], None],
+    ) -> None:
+        self.plan, self.run_dir, self.on_progress = plan, run_dir, on_progress
+        steps = protocol_steps(plan.setup)
+        self.lots = lots(plan)
+        count = workers or min(cores(), WORKERS_MAX[plan.device], len(self.lots) + 1)
+        self.report = Explored(
+            plan.target,
+            plan.device,
+            str(plan.setup),
+            len(steps.states),
+            len(steps.transitions),
+            workers=count,
         )
-    report.largest = dict(sorted(report.largest.items()))
-    report.seconds = round(time.monotonic() - started, 3)
-    return report
+        self.clock = Clock(multiprocessing.get_context("spawn"))
+        self.workers = Workers(
+            count, _start_worker, plan, self.clock, seconds_max, hang_max=hang_max
+        )
+        self.pending: set[Future[Any]] = set()
+        self.failing: list[tuple[Trace, Symptom]] = []
+        self.written = 0.0
+
+    def run(self) -> Explored:
+        """To the end, to a limit, or until the target hangs or dies."""
+        report = self.report
+        with self.workers:
+            try:
+                self._walk()
+                self._shrink()
+            except KeyboardInterrupt:
+                self.clock.stop()
+                report.inconclusive.append("stopped by hand")
+                self._land()
+            except HangingError as hanging:
+                self._keep_what_hangs(hanging.hang)
+            except BrokenProcessPool:
+                self._keep_suspects()
+        self._conclude()
+        self._write()
+        return report
+
+    def _walk(self) -> None:
+        started = time.monotonic()
+        some = [tour[:1] for tour in self.lots[0][:WARMING_UP]]
+        self._submit(*[(_warm_up, some)] * self.report.workers)
+        self._land()
+        self.report.compile_seconds = round(time.monotonic() - started, 3)
+        self._submit((_walk_cursors,), *((_walk_lot, together) for together in self.lots))
+        self._land()
+
+    def _shrink(self) -> None:
+        """The shortest history of each cause."""
+        first: dict[tuple[str, str], Trace] = {}
+        for trace, cause in sorted(self.failing, key=lambda each: len(each[0].operations)):
+            first.setdefault((cause.check, cause.symptom), trace)
+        self._submit(*((_shrunk, trace, self.run_dir or Path()) for trace in first.values()))
+        self._land()
+        if first and not self.report.counterexamples:
+            self.report.inconclusive.append(
+                "no failure repeated: the target's results depend on more than its inputs"
+            )
+
+    def _submit(self, *work: tuple[Any, ...]) -> None:
+        self.pending |= {self.workers.submit(*each) for each in work}
+
+    def _land(self) -> None:
+        """Wait for all that was submitted, and tell what comes of it as it comes."""
+        while self.pending:
+            wait(self.pending, POLL_SECONDS, FIRST_COMPLETED)
+            self._add_what_is_done()
+            self._tell()
+            self.workers.look()
+
+    def _add_what_is_done(self) -> None:
+        for future in [each for each in self.pending if each.done()]:
+            result = future.result()
+            self.pending.remove(future)
+            self._add(result)
+
+    def _add(self, result: Walked | CursorsWalked | Written | None) -> None:
+        report = self.report
+        match result:
+            case Walked():
+                report.covered += result.covered
+                report.coverage = report.covered / report.transitions
+                report.windows += result.windows
+                self.failing += result.failing
+                report.failing = len(self.failing)
+                for check, ratio in result.largest.items():
+                    report.largest[check] = max(report.largest.get(check, 0.0), ratio)
+                report.seconds = round(self.clock.elapsed(), 3)
+            case CursorsWalked():
+                report.cursor_inputs, report.cursor_inputs_wrong = result.inputs, result.wrong
+                report.cursor_example = result.example
+                if result.refused:
+                    report.inconclusive.append(
+                        f"the cursors alone could not be tried: {result.refused}"
+                    )
+                if result.left:
+                    report.inconclusive.append(f"no time was left for {result.left} cursor inputs")
+            case Written() if all(one.digest != result.digest for one in report.counterexamples):
+                report.counterexamples.append(result)
+                report.counterexamples.sort(key=lambda one: (one.steps, one.operations))
+
+    def _tell(self) -> None:
+        if elapsed := self.clock.elapsed():
+            self.report.rate = round(self.clock.windows.value / elapsed, 1)
+        self.on_progress(self.report)
+        if time.monotonic() - self.written > REPORT_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        self.written = time.monotonic()
+        if self.run_dir is not None:
+            failures.write_json(self.run_dir / REPORT, self.report)
+
+    def _keep_what_hangs(self, hang: Hang | None) -> None:
+        """The history that does not end, as a finding."""
+        report = self.report
+        assert hang is not None
+        report.inconclusive.append(
+            "the target does not come back, so its worker was killed and the run ended there"
+        )
+        if (trace := self.workers.watch.told(hang.worker)) is not None:
+            mismatch = hang.mismatch(trace, self.workers.hang_max)
+            failure = failures.as_failure(trace, [mismatch], {})
+            path = failures.write(failure, [mismatch], self.run_dir or Path(), self.plan.device)
+            report.hanging = failures.reproduce(path, failure.target, self.plan.device)
+            report.failing += 1
+
+    def _keep_suspects(self) -> None:
+        """Histories that were being walked when a worker died."""
+        told = map(self.workers.watch.told, self.workers.watch.walking())
+        paths = [failures.write_suspect(t, self.run_dir or Path()) for t in told if t is not None]
+        lines = "; ".join(failures.reproduce(p, None, self.plan.device) for p in paths)
+        self.report.inconclusive.append(
+            "a worker process died: "
+            + (
+                f"replay each of {len(paths)} histories by itself to see which ({lines})"
+                if paths
+                else "it was building the target, or shrinking what it found"
+            )
+        )
+
+    def _conclude(self) -> None:
+        report = self.report
+        report.largest = dict(sorted(report.largest.items()))
+        if report.seconds:
+            report.rate = round(self.report.windows / report.seconds, 1)
+        left = report.transitions - report.covered
+        if left:
+            report.inconclusive.append(
+                f"{left} transitions were not covered: "
+                + (
+                    "they share a lot with ones that fail, so repair those first"
+                    if report.failing
+                    else "give it more time"
+                )
+            )

@@ -5,8 +5,9 @@
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
 #   sweep    what the times depend on                                   130 s, the card alone
+#   findings the scripts beside docs/findings.md, on released kernels    90 s, side by side
 #
-# Without PART all of them, in ten minutes. Results and logs go to FOLDER; the table at the end says
+# Without PART all of them, in eleven minutes. Results and logs go to FOLDER; the table at the end says
 # how each ended. DEVICE=cpu runs the same commands small and without a clock, to see that they run.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -56,6 +57,7 @@ if [ "$DEVICE" = cuda ]; then
   VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
   SOME=(-n 4)
   BUDGET=(--max-time "$FUZZ_SECONDS")
+  SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
 else
   CLOCK=(--dry-run)
   PRODUCTION=()
@@ -63,6 +65,7 @@ else
   VARYING=(--batch 1 --batch 2)
   SOME=(-k "history_agrees and plain")
   BUDGET=(--max-windows 20)
+  SCRIPTS=()
 fi
 on=(--device "$DEVICE")
 drawn() { [ "$DEVICE" = cpu ] || echo "--plot=$OUT/$1.png"; }
@@ -76,10 +79,10 @@ if wanted right; then
   run graph 160 "${pytest[@]}" tests/kernels/test_graph.py &
   # shellcheck disable=SC2086  # each of RINGS is several words
   run explore-16-4 160 "${ringfold[@]}" explore triton ${RINGS[0]} \
-    "${on[@]}" --max-time 110 --workers 3 --run-dir "$OUT" --json &
+    "${on[@]}" --max-time 90 --workers 3 --run-dir "$OUT/explore-16-4" &
   # shellcheck disable=SC2086
   run explore-64-8 160 "${ringfold[@]}" explore triton ${RINGS[1]} \
-    "${on[@]}" --max-time 130 --workers $((CORES / 3 + 1)) --run-dir "$OUT" --json &
+    "${on[@]}" --max-time 90 --workers $((CORES / 3 + 1)) --run-dir "$OUT/explore-64-8" &
   if [ "$DEVICE" = cuda ] && command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
       # Tensors of their own allocation each, so that a step beyond one is seen.
@@ -89,7 +92,7 @@ if wanted right; then
   fi
   wait
   for name in explore-16-4 explore-64-8; do
-    grep -m1 '^{' "$LOGS/$name" >"$OUT/$name.json"
+    mv "$OUT/$name/report.json" "$OUT/$name.json"
   done
 fi
 if wanted fuzz; then
@@ -107,6 +110,10 @@ fi
 if wanted sweep; then
   run sweep 130 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
     --save "$OUT/sweep.json" $(drawn sweep)
+fi
+if wanted findings; then
+  run findings $([ "$DEVICE" = cuda ] && echo 90 || echo 900) \
+    "$PYTHON" docs/findings/run.py "$OUT/findings.json" "${SCRIPTS[@]}"
 fi
 
 for log in "$LOGS"/*; do

@@ -37,13 +37,17 @@ def explore(
         str, typer.Option(metavar="|".join(ACTIVATIONS), help="Activations and records.")
     ] = "float32",
     max_time: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so many seconds. [when all is done]")
+        float | None,
+        typer.Option(
+            min=0.0, help="Stop so many seconds after the first window. [when all is done]"
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where failures/ goes. [this folder]")
+        Path | None,
+        typer.Option(help="Where failures/ and report.json go. [failures/ here, no report]"),
     ] = None,
     dead: Annotated[
         str, typer.Option(metavar="leave|garbage|nan", help="What dead memory is filled with.")
@@ -67,7 +71,7 @@ def explore(
             progress.update(
                 task,
                 description=f"{target} on {on}: {report.covered} of {report.transitions} "
-                f"transitions, {report.failing} fail",
+                f"transitions, {report.failing} fail; {report.rate:.0f} row-windows a second",
             )
 
         report = exploring.explore(
@@ -84,7 +88,7 @@ def explore(
         print_json(report)
     else:
         _show_explored(report)
-    wrong = report.counterexamples or report.cursor_inputs_wrong
+    wrong = report.failing or report.cursor_inputs_wrong
     raise typer.Exit(MISMATCH if wrong else INCONCLUSIVE if report.inconclusive else AGREE)
 
 
@@ -92,6 +96,10 @@ def _show_explored(report: Explored) -> None:
     for one in report.counterexamples:
         out.print(f"{report.target}: {one.sentence}", markup=False)
         out.print(one.reproduce, markup=False)
+        out.print()
+    if report.hanging:
+        out.print(f"{report.target}: the target hangs", markup=False)
+        out.print(report.hanging, markup=False)
         out.print()
     if report.cursor_inputs_wrong:
         out.print(f"{report.target}: cursors: {report.cursor_example}", markup=False)
@@ -104,7 +112,8 @@ def _show_explored(report: Explored) -> None:
         f"{report.target} on {report.device}, {report.setup}: {report.states} states, "
         f"{report.covered} of {report.transitions} transitions (coverage {report.coverage:.3g}), "
         f"{report.failing} of them fail; {report.cursor_inputs} cursor inputs, "
-        f"{report.cursor_inputs_wrong} wrong; {report.windows} row-windows "
-        f"in {report.seconds:.0f} s.",
+        f"{report.cursor_inputs_wrong} wrong; {report.windows} row-windows in "
+        f"{report.seconds:.0f} s ({report.rate:.0f} a second), {report.workers} workers, "
+        f"which took {report.compile_seconds:.0f} s to start and compile.",
         markup=False,
     )

@@ -1,0 +1,78 @@
+"""Worker processes that are watched, deaf to Ctrl-C, and gone when their parent is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from ringfold.fuzz.watch import HANG_SECONDS, HangingError, Watch
+
+Result = TypeVar("Result")
+
+
+class Workers:
+    """A pool of processes, each of which begins with `start(watch, *arguments)`."""
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[..., None],
+        *arguments: Any,
+        hang_max: float = HANG_SECONDS,
+    ) -> None:
+        """`hang_max`: seconds after which an operation is given up."""
+        # One thread of linear algebra a worker: the workers are the parallelism.
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(variable, "1")
+        context = multiprocessing.get_context("spawn")
+        self.hang_max = hang_max
+        self.folder = tempfile.TemporaryDirectory(prefix="ringfold-")
+        self.watch = Watch(context, count, Path(self.folder.name))
+        self.pool = ProcessPoolExecutor(count, context, _start, (self.watch, start, arguments))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        self.folder.cleanup()
+
+    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Have a worker do it. A worker that starts for it is deaf to Ctrl-C.
+
+        A terminal sends that to every process; the parent decides what it means.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self.pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def look(self) -> None:
+        """Kill a worker that does not come back, and raise `HangingError`: all the others end."""
+        if (hang := self.watch.hanging(self.hang_max)) is not None:
+            os.kill(hang.worker, signal.SIGKILL)
+            raise HangingError(hang)
+
+
+def _start(watch: Watch, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    watch.enlist()
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    start(watch, *arguments)
+
+
+def _end_with_the_parent() -> None:
+    """Leave when the parent is gone: nobody would hear of what is done after that.
+
+    A pool's workers hold both ends of its queues, so they do not notice by themselves.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
