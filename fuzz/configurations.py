@@ -39,7 +39,7 @@ ON_CPU: Final = Values(
     layers=(1, 2),
 )
 ON_CUDA: Final = Values(
-    heads=((2, 4), (1, 8), (3, 3), (2, 6)),
+    heads=((2, 4), (1, 3), (3, 3), (1, 2)),
     dims=((128, 128), (64, 96), (256, 32), (32, 256), (80, 64), (96, 80)),
     rings=((16, 4), (8, 2), (64, 8), (32, 6)),
     dtypes=("bfloat16", "float32", "float16"),
@@ -55,11 +55,15 @@ BATCH_ROWS_MAX: Final = {"cpu": 3, "cuda": 4096}
 """A row more costs the interpreter as much as a batch more, and a GPU nothing."""
 
 
+def elements(setup: Setup) -> int:
+    """Elements of one request's state, all layers together: what a row-window costs to walk."""
+    g = setup.geometry
+    return setup.layers * g.value_heads * g.key_dim * g.value_dim
+
+
 def rows(setup: Setup, device: Device) -> int:
     """How many rows a batch of this setup has at most."""
-    g = setup.geometry
-    elements = setup.layers * g.value_heads * g.key_dim * g.value_dim
-    return max(2, min(BATCH_ROWS_MAX[device], BATCH_ELEMENTS_MAX // elements))
+    return max(2, min(BATCH_ROWS_MAX[device], BATCH_ELEMENTS_MAX // elements(setup)))
 
 
 def configurations(

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ringfold.fuzz.configurations import elements
 from ringfold.fuzz.generate import DIRECTED, history, windows
 from ringfold.fuzz.steering import Peaks, Unseen
 from ringfold.fuzz.story import Plan
@@ -19,13 +20,17 @@ from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Trace
 
 LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
-"""Row-windows of one configuration that a worker walks in one go; a GPU compiles for each."""
+"""Row-windows of one configuration that a worker walks in one go at most; a GPU compiles for each.
+"""
+LOT_ELEMENTS: Final = 2**26
+"""Elements of states in these windows, lest others wait long for a lot of large heads."""
 
 TURN_WINDOWS: Final = 500
 """Row-windows for which Hypothesis stays with one configuration."""
 
-AHEAD: Final = {"cpu": 96, "cuda": 16}
-"""How many lots are told before what came of a lot is heard."""
+AHEAD: Final = {"cpu": 96, "cuda": 48}
+"""How many lots are told before what came of a lot is heard: a slow one must not halt the others.
+"""
 
 
 class Budget(NamedTuple):
@@ -99,7 +104,8 @@ class Course:
         self._learn()
         at = min(short, key=self.windows.__getitem__)
         plan, first = self.plans[at], self.numbers[at]
-        goal, traces = self.windows[at] + LOT_WINDOWS[self.device], list[Trace]()
+        share = min(LOT_WINDOWS[self.device], LOT_ELEMENTS // elements(plan.setup))
+        goal, traces = self.windows[at] + max(1, share), list[Trace]()
         while self.windows[at] < goal and self.left != 0 and self._lacks(at) != 0:
             trace = self._history(at)
             count = windows(trace.operations)
