@@ -1,20 +1,25 @@
-"""Two kinds of window that SGLang's flags allow and its replay gets wrong, without ringfold.
+"""Three kinds of window that SGLang's flags allow and its replay gets wrong, without ringfold.
 
 torch, triton and one upstream file alone:
 
-    python accepted_windows.py FILE
+    python accepted_windows.py FILE [--cuda]
 
 FILE is gdn_replayssm_spec_decode.py of SGLang 0.5.16 or of 0.5.20 or later (in its wheel under
-sglang/kernels/ops/attention/fla/, from 0.5.23 on .../linear/). Triton interprets it.
+sglang/kernels/ops/attention/fla/, from 0.5.23 on .../linear/). Without --cuda, Triton
+interprets it.
 
 *Adaptive drafts* (--speculative-adaptive): windows of 2, each kept whole and committed with the
 bound that the server hands over, its own length. With L = 16 none of them folds up to 12 records.
 Then the draft count rises to 8, which --linear-replayssm-cache-len 16 was validated for.
 
 *A draft tree* (--speculative-algorithm NGRAM, which sets topk after topk was validated): a root
-with two children. The kernel knows no parents and takes the second child for the first one's.
+with three children. The kernel knows no parents and takes each for the child of the one before.
+
+*A ring shorter than a window* (--linear-replayssm-cache-len 2, which 0.5.16 refuses): windows of 4,
+each kept whole.
 
 Each line is the largest difference to the recurrence in float64, over its largest number.
+On a GPU with tf32, 1e-3 is rounding.
 """
 
 import argparse
@@ -27,19 +32,22 @@ from types import ModuleType
 
 PARSER = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 PARSER.add_argument("file", type=Path)
+PARSER.add_argument("--cuda", action="store_true")
 OPTIONS = PARSER.parse_args()
-os.environ["TRITON_INTERPRET"] = "1"
+if not OPTIONS.cuda:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
 
-H, HV, K, V, L, SLOTS = 1, 2, 32, 32, 16, 3
+torch.set_default_device("cuda" if OPTIONS.cuda else "cpu")
+H, HV, K, V, SLOTS = 1, 2, 32, 32, 3
 A_LOG, DT_BIAS = torch.full((HV,), -3.0), torch.zeros(HV)
 
 
 def load(path):
     """Execute the file; the names that it imports from its package are given here."""
     names = {
-        "sglang.kernels.ops.attention.fla.utils": {"is_tf32_supported": False},
+        "sglang.kernels.ops.attention.fla.utils": {"is_tf32_supported": OPTIONS.cuda},
         "sglang.srt.utils": {"is_gfx95_supported": lambda: False},
     }
     for name, values in names.items():
@@ -58,13 +66,13 @@ def load(path):
 class Pool:
     """One request in slot 1 and, where rings belong to requests, in place 1."""
 
-    def __init__(self, module):
-        self.module = module
+    def __init__(self, module, ring=16):
+        self.module, self.ring = module, ring
         self.compact = (
             "replay_indices" in inspect.signature(module.gdn_replayssm_spec_decode).parameters
         )
-        shapes = {"d": (HV, L, V), "k": (H, L, K), "g": (HV, L)}
-        shapes |= {"rawv": (HV, L, V), "rawk": (H, L, K), "beta": (HV, L)}
+        shapes = {"d": (HV, ring, V), "k": (H, ring, K), "g": (HV, ring)}
+        shapes |= {"rawv": (HV, ring, V), "rawk": (H, ring, K), "beta": (HV, ring)}
         self.rings = {f"{name}_cache": torch.zeros(SLOTS, *s) for name, s in shapes.items()}
         self.state = torch.zeros(SLOTS, HV, V, K)
         self.cursors = {
@@ -83,7 +91,7 @@ class Pool:
             q=q, k=k, v=v, a=a, b=b, A_log=A_LOG, dt_bias=DT_BIAS, checkpoint_state=self.state,
             **self.rings, out=out, query_start_loc=torch.tensor([0, len(q)], dtype=torch.int32),
             ssm_state_indices=self.row, **self.cursors, **more,
-            max_cache_len=L, max_spec_len=len(q), null_block_id=-1,
+            max_cache_len=self.ring, max_spec_len=len(q), null_block_id=-1,
         )  # fmt: skip
         return out
 
@@ -93,7 +101,7 @@ class Pool:
         index = "replay_indices" if self.compact else "state_batch_indices"
         self.module.commit_gdn_replayssm_spec(
             **self.cursors, num_accepted=accepted, **{index: self.row},
-            max_cache_len=L, max_spec_len=count, null_block_id=-1,
+            max_cache_len=self.ring, max_spec_len=count, null_block_id=-1,
         )  # fmt: skip
         if self.compact:
             rings = {name: self.rings[name][None] for name in ("d_cache", "k_cache", "g_cache")}
@@ -121,7 +129,8 @@ def recurrence(state, token):
 def draw(count, seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = ((H, K), (H, K), (HV, V), (HV,), (HV,))
-    return [torch.randn(count, *shape, generator=generator) for shape in shapes]
+    numbers = [torch.randn(count, *s, generator=generator, device="cpu") for s in shapes]
+    return [x.to(A_LOG.device) for x in numbers]
 
 
 def report(what, got, expected):
@@ -129,28 +138,32 @@ def report(what, got, expected):
     print(f"{what}: {off:.1e}")
 
 
-def adaptive(module):
-    pool, state = Pool(module), torch.zeros(HV, V, K, dtype=torch.float64)
-    for seed, count in enumerate((2, 2, 2, 2, 2, 2, 8, 2)):
+def walk(pool, what, counts):
+    """Windows of so many tokens, each kept whole, beside the recurrence."""
+    state = torch.zeros(HV, V, K, dtype=torch.float64)
+    for seed, count in enumerate(counts):
         tokens, expected = draw(count, seed), []
         waiting = int(pool.cursors["write_pos"][1])
         for i in range(count):
             state, out = recurrence(state, [t[i] for t in tokens])
             expected.append(out)
         got = pool.verify(tokens)
-        report(f"adaptive: window of {count} behind {waiting} records", got, torch.stack(expected))
+        report(f"{what}: window of {count} behind {waiting} records", got, torch.stack(expected))
         pool.commit(count)
 
 
 def tree(module):
-    pool, tokens = Pool(module), draw(3, 9)
+    pool, tokens = Pool(module), draw(4, 9)
     root, first = recurrence(torch.zeros(HV, V, K, dtype=torch.float64), [t[0] for t in tokens])
-    expected = [first, *(recurrence(root, [t[i] for t in tokens])[1] for i in (1, 2))]
+    expected = [first, *(recurrence(root, [t[i] for t in tokens])[1] for i in (1, 2, 3))]
     got = pool.verify(tokens)
-    for i, name in enumerate(("root", "its first child", "its second child")):
+    for i, name in enumerate(("root", "its first child", "its second child", "its third child")):
         report(f"tree: {name}", got[i], expected[i])
 
 
 MODULE = load(OPTIONS.file)
-adaptive(MODULE)
+walk(Pool(MODULE), "adaptive", (2, 2, 2, 2, 2, 2, 8, 2))
 tree(MODULE)
+if Pool(MODULE).compact:
+    for length in (16, 2):
+        walk(Pool(MODULE, length), f"ring of {length}", (4, 4, 4))

@@ -2,7 +2,7 @@
 
 torch, triton and the two upstream files alone, on a CUDA device:
 
-    python fold_bits.py FOLDER [--jobs 16] [--json OUT]
+    python fold_bits.py FOLDER [--jobs 16] [--json OUT] [--keys 64 128]
 
 FOLDER holds gdn_replayssm_spec_decode.py and fused_sigmoid_gating_recurrent.py of SGLang 0.5.16
 (in its wheel: sglang/kernels/ops/attention/fla/). For each geometry, eight requests verify and
@@ -90,11 +90,12 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--json")
+    parser.add_argument("--keys", type=int, nargs="*", default=(32, 64, 96, 128, 256))
     arguments = parser.parse_args()
     jobs = [
         (arguments.folder, fusion, dtype, 1, 2, K, V, 8, 2)
         for fusion, dtype, K, V in itertools.product(
-            (True, False), ("float32", "bfloat16"), (32, 64, 96, 128, 256), (32, 128)
+            (True, False), ("float32", "bfloat16"), arguments.keys, (32, 128)
         )
     ]
     rows = []

@@ -5,6 +5,7 @@
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
 #   sweep    what the times depend on                                   130 s, the card alone
+#   drift    10,000 tokens on released kernels and ours                  75 s, side by side
 #   findings the scripts beside docs/findings.md, on released kernels    90 s, side by side
 #
 # Without PART all of them, in eleven minutes. Results and logs go to FOLDER; the table at the end says
@@ -35,6 +36,7 @@ ringfold=("$PYTHON" -m ringfold)
 pytest=("$PYTHON" -m pytest -q --device "$DEVICE" -p no:cacheprovider)
 
 PEERS=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.23 triton)
+DRIFTING=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.18 sglang==0.5.23 triton)
 ASKED=(
   triton+RING_REGISTERS=200
   triton+RING_REGISTERS=168
@@ -57,6 +59,7 @@ if [ "$DEVICE" = cuda ]; then
   VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
   SOME=(-n 4)
   BUDGET=(--max-time "$FUZZ_SECONDS")
+  LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
 else
   CLOCK=(--dry-run)
@@ -65,6 +68,7 @@ else
   VARYING=(--batch 1 --batch 2)
   SOME=(-k "history_agrees and plain")
   BUDGET=(--max-windows 20)
+  LONG=(--tokens 20 --gate -4 --precision fp16-records)
   SCRIPTS=()
 fi
 on=(--device "$DEVICE")
@@ -111,6 +115,19 @@ if wanted sweep; then
   run sweep 130 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
     --save "$OUT/sweep.json" $(drawn sweep)
 fi
+if wanted drift; then
+  # Each in a process of its own, on the same texts; then all that they saved in one.
+  study=(drift --similarity 0.5 --ring 16 --acceptance 0.7 "${LONG[@]}" "${on[@]}")
+  export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+  saved=()
+  for target in "${DRIFTING[@]}"; do
+    run "drift-$target" 60 "${ringfold[@]}" "${study[@]}" "$target" --save "$LOGS/$target.json" &
+    saved+=(--reuse "$LOGS/$target.json")
+  done
+  wait
+  run drift 15 "${ringfold[@]}" "${study[@]}" "${DRIFTING[@]}" "${saved[@]}" \
+    --save "$OUT/drift.json" $(drawn drift)
+fi
 if wanted findings; then
   run findings $([ "$DEVICE" = cuda ] && echo 90 || echo 900) \
     "$PYTHON" docs/findings/run.py "$OUT/findings.json" "${SCRIPTS[@]}"
@@ -120,7 +137,7 @@ for log in "$LOGS"/*; do
   printf '\n======== %s\n' "$(basename "$log")"
   cat "$log"
 done >"$OUT/logs.txt"
-for name in bench sweep; do
+for name in bench sweep drift; do
   [ ! -e "$LOGS/$name" ] || grep -vE '^ *$' "$LOGS/$name" | cut -c1-140
 done
 echo
