@@ -7,9 +7,11 @@
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
 #   findings the scripts beside docs/findings.md, on released kernels    90 s, side by side
+#   matrix   released kernels and ours, two dozen configurations each    MATRIX_SECONDS + 40 s
 #
-# Without PART all of them, in eleven minutes. Results and logs go to FOLDER; the table at the end says
-# how each ended. DEVICE=cpu runs the same commands small and without a clock, to see that they run.
+# Without PART all of them but `matrix`, in eleven minutes. Results and logs go to FOLDER; the table
+# at the end says how each ended. DEVICE=cpu runs the same commands small and without a clock, to
+# see that they run. `matrix` names the commit that COMMIT holds, where git can't tell.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(realpath -m "${1:?usage: gpu.sh FOLDER [PART...]}")
@@ -17,6 +19,7 @@ PARTS=" ${*:2} "
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
 FUZZ_SECONDS=${FUZZ_SECONDS:-45}
+MATRIX_SECONDS=${MATRIX_SECONDS:-460}
 CORES=$(nproc)
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 LOGS=$(mktemp -d)
@@ -31,6 +34,7 @@ run() {  # run NAME SECONDS COMMAND...: keep its output, and note how it ended
   code=$?
   printf '%-18s exit %-4s %4d of %4d s\n' "$name" $code $((SECONDS - start)) "$limit" \
     >>"$LOGS/table"
+  return $code
 }
 ringfold=("$PYTHON" -m ringfold)
 pytest=("$PYTHON" -m pytest -q --device "$DEVICE" -p no:cacheprovider)
@@ -61,6 +65,7 @@ if [ "$DEVICE" = cuda ]; then
   BUDGET=(--max-time "$FUZZ_SECONDS")
   LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
+  QUOTAS=(--seconds "$MATRIX_SECONDS")
 else
   CLOCK=(--dry-run)
   PRODUCTION=()
@@ -68,8 +73,9 @@ else
   VARYING=(--batch 1 --batch 2)
   SOME=(-k "history_agrees and plain")
   BUDGET=(--max-windows 20)
-  LONG=(--tokens 20 --gate -4 --precision fp16-records)
+  LONG=(--tokens 10 --gate -4 --seeds 1 --precision fp16-records)
   SCRIPTS=()
+  QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
 fi
 on=(--device "$DEVICE")
 drawn() { [ "$DEVICE" = cpu ] || echo "--plot=$OUT/$1.png"; }
@@ -116,28 +122,32 @@ if wanted sweep; then
     --save "$OUT/sweep.json" $(drawn sweep)
 fi
 if wanted drift; then
-  # Each in a process of its own, on the same texts; then all that they saved in one.
+  # Each in a process of its own, on the same texts; then all that came to an end, in one file.
   study=(drift --similarity 0.5 --ring 16 --acceptance 0.7 "${LONG[@]}" "${on[@]}")
   export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-  saved=()
+  saved=$(mktemp -d) walked=() limit=$([ "$DEVICE" = cuda ] && echo 60 || echo 900)
   for target in "${DRIFTING[@]}"; do
-    run "drift-$target" 60 "${ringfold[@]}" "${study[@]}" "$target" --save "$LOGS/$target.json" &
-    saved+=(--reuse "$LOGS/$target.json")
+    { run "drift-$target" $limit "${ringfold[@]}" "${study[@]}" "$target" \
+      --save "$saved/$target" || rm -f "$saved/$target"; } &
   done
   wait
-  run drift 15 "${ringfold[@]}" "${study[@]}" "${DRIFTING[@]}" "${saved[@]}" \
-    --save "$OUT/drift.json" $(drawn drift)
+  for target in $(ls "$saved"); do walked+=("$target" --reuse "$saved/$target"); done
+  run drift $limit "${ringfold[@]}" "${study[@]}" "${walked[@]}" --save "$OUT/drift.json" $(drawn drift)
 fi
 if wanted findings; then
   run findings $([ "$DEVICE" = cuda ] && echo 90 || echo 900) \
     "$PYTHON" docs/findings/run.py "$OUT/findings.json" "${SCRIPTS[@]}"
+fi
+if [[ $PARTS == *" matrix "* ]]; then
+  run matrix $((MATRIX_SECONDS + 40)) "$PYTHON" docs/results/matrix.py run "$OUT/matrix.json" \
+    "${QUOTAS[@]}" --run-dir "$OUT/matrix" ${COMMIT:+--commit "$COMMIT"}
 fi
 
 for log in "$LOGS"/*; do
   printf '\n======== %s\n' "$(basename "$log")"
   cat "$log"
 done >"$OUT/logs.txt"
-for name in bench sweep drift; do
+for name in bench sweep drift matrix; do
   [ ! -e "$LOGS/$name" ] || grep -vE '^ *$' "$LOGS/$name" | cut -c1-140
 done
 echo

@@ -103,7 +103,11 @@ def entries(device: Device, only: Sequence[str]) -> list[Entry]:
     alike: dict[tuple[str, ...], list[Target]] = {}
     for family in FAMILIES:
         for version in VERSIONS:
-            target = registry.resolve(f"{family}=={version}", device)
+            try:
+                target = registry.resolve(f"{family}=={version}", device)
+            except registry.MissingTargetError as missing:
+                print(f"left out: {missing}", flush=True)
+                continue
             files = (f"{k} {v}" for k, v in target.identity().items() if k.endswith(".py"))
             alike.setdefault((family, *sorted(files)), []).append(target)
     made = [Entry(registry.resolve(OURS, device), OURS, ())]
@@ -115,12 +119,13 @@ def entries(device: Device, only: Sequence[str]) -> list[Entry]:
     return [entry for entry in made if not only or entry.name in only]
 
 
-def parts(entry: Entry, device: Device, each: int, small: int, server: int) -> list[Part]:
+def parts(entry: Entry, options: argparse.Namespace, small: int) -> list[Part]:
     """The configurations of a target with their quotas; `small` is that of all small ones."""
     made = functools.partial(
-        plans, entry.target, device, name=entry.name, worst=WORST.get(entry.dialect, "nan")
+        plans, entry.target, options.device, name=entry.name, worst=WORST.get(entry.dialect, "nan")
     )
-    found = [Part(_at_most(plan, PAIRWISE_ROWS), "pairwise") for plan in made(quota=each)]
+    every = made(quota=options.each)[: options.configurations]
+    found = [Part(_at_most(plan, PAIRWISE_ROWS), "pairwise") for plan in every]
     if small:
         firsts = {plan.setup.ring: plan for plan in reversed(made(geometry=SMALL))}
         quota = -(-small // len(firsts))
@@ -128,8 +133,8 @@ def parts(entry: Entry, device: Device, each: int, small: int, server: int) -> l
             Part(plan._replace(quota=quota, horizon=SMALL_HORIZON), "small")
             for plan in firsts.values()
         ]
-    if server and entry.name == OURS:
-        one = made(**SERVER, dtype=SERVER_DTYPE, quota=server)[0]
+    if options.server and entry.name == OURS:
+        one = made(**SERVER, dtype=SERVER_DTYPE, quota=options.server)[0]
         found.append(Part(one, "server"))
     return found
 
@@ -141,18 +146,17 @@ def _at_most(plan: Plan, rows: int) -> Plan:
 
 def matrix(chosen: Sequence[Entry], options: argparse.Namespace) -> list[Part]:
     """All parts: the pairwise ones, and in each dialect the rest of its row-windows."""
-    device, each = options.device, options.each
-    pairwise = [parts(entry, device, each, 0, options.server) for entry in chosen]
+    without_small = [parts(entry, options, 0) for entry in chosen]
     counts = collections.Counter[str]()
     takers = collections.Counter[str]()
-    for entry, found in zip(chosen, pairwise, strict=True):
+    for entry, found in zip(chosen, without_small, strict=True):
         counts[entry.dialect] += sum(part.plan.quota for part in found)
         takers[entry.dialect] += entry.fused
     every = list[Part]()
     for entry in chosen:
         lacking = max(0, options.in_all - counts[entry.dialect]) if entry.fused else 0
         small = -(-lacking // takers[entry.dialect]) if lacking else 0
-        every += parts(entry, device, each, small, options.server)
+        every += parts(entry, options, small)
     return every
 
 
@@ -355,6 +359,7 @@ def main() -> int:
     running.add_argument("--device", choices=get_args(Device), default="cuda")
     running.add_argument("--seconds", type=float, default=0.0, help="stop then, from the start on")
     running.add_argument("--each", type=int, default=2000, help="row-windows a configuration")
+    running.add_argument("--configurations", type=int, help="only the first ones [all pairwise]")
     running.add_argument("--in-all", type=int, default=1_000_000, help="row-windows a dialect")
     running.add_argument("--server", type=int, default=20_000, help="at a server's geometry")
     running.add_argument("--workers", type=int, help="processes [one a processor]")
