@@ -16,7 +16,7 @@ from ringfold.fuzz.payload import packed, padded
 from ringfold.fuzz.target import HeadParameters, Inputs, RefusedError, Target, refusal
 from ringfold.oracle.gdn import Tokens
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.drift import PRECISIONS, Array, Case, Text, Walker, cases_of
+from ringfold.sim.drift import PRECISIONS, Array, Case, Text, Walker
 from ringfold.sim.precision import rounded
 from ringfold.sim.setup import Dtypes, Setup
 
@@ -27,17 +27,27 @@ def cases_on(
     rings: Sequence[int],
     acceptances: Sequence[float],
 ) -> list[Case]:
-    """As `cases_of` for the target's dialect; of a precision only the dtypes are the study's."""
-    found: dict[object, Case] = {}
-    for case in cases_of([target.dialect.name], precisions, rings, acceptances):
-        key = (dtypes_of(case), case.ring, case.acceptance)
-        found.setdefault(key, msgspec.structs.replace(case, target=target.name))
-    return list(found.values())
+    """As `cases_of`: every precision whose dtypes differ, then other rings and other rates.
+
+    How a target computes is its own; of a precision only the dtypes are the study's.
+    """
+    dialect, verifies = target.dialect, "verify" in target.operations
+    found: dict[Dtypes, Case] = {}
+    for name in precisions:
+        case = Case(dialect.name, name, rings[0], acceptances[0], target.name)
+        found.setdefault(dtypes_of(name), case)
+    chosen = list(found.values())
+    base = next((c for c in chosen if dtypes_of(c.precision).record != "float32"), chosen[0])
+    if dialect.has_ring:
+        chosen += [msgspec.structs.replace(base, ring=length) for length in rings[1:]]
+    if verifies:
+        chosen += [msgspec.structs.replace(base, acceptance=rate) for rate in acceptances[1:]]
+    return chosen
 
 
-def dtypes_of(case: Case) -> Dtypes:
+def dtypes_of(precision: str) -> Dtypes:
     """Implementations keep records as they get them: activations have the records' dtype."""
-    dtypes = PRECISIONS[case.precision].dtypes
+    dtypes = PRECISIONS[precision].dtypes
     return msgspec.structs.replace(dtypes, activation=dtypes.record)
 
 
@@ -51,7 +61,7 @@ class TargetWalker(Walker):
 
     def setup(self) -> Setup:
         """As the study's, in dtypes that an implementation has."""
-        return msgspec.structs.replace(super().setup(), dtypes=dtypes_of(self.case))
+        return msgspec.structs.replace(super().setup(), dtypes=dtypes_of(self.case.precision))
 
     def open(self, text: Text) -> None:
         """Seat every row on the state that the text begins with."""
