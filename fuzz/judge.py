@@ -7,7 +7,8 @@ target after their checkpoints first differ, so that one difference is reported 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -33,6 +34,10 @@ score and the record's delta a contribution. Each may lose `precision.dot`, and 
 loses in one direction, so the losses add up."""
 
 STATE_AXES = ("layer", "row", "value_head", "v", "k")
+PRODUCTS = 8
+"""Times that a prefill rounds what becomes of a token: its key, beta, both times the decay, a row
+of the inverted triangle, what it writes and reads, the chunk's first state, and the delta."""
+
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -88,6 +93,23 @@ class Judge:
             self.truth.losses = Losses(2 * eps(record), eps(record), smallest, 0.0, 1)
 
     # The checks.
+    @contextmanager
+    def prefilling(self, tokens: int) -> Iterator[None]:
+        """Within it, outputs and states are judged as a prefill's, in chunks of so many tokens.
+
+        A chunk's deltas, and what they are made of, are stored in the dtype of the activations
+        where a verify computes on: see `PRODUCTS`.
+        """
+        activation = self.setup.dtypes.activation
+        rounding, losses = PRODUCTS * self.target.precision.prefill, self.truth.losses
+        widest = Losses(rounding, rounding, tiny(activation), rounding, tokens)
+        narrow, self.eps_dot = self.eps_dot, max(self.eps_dot, rounding)
+        self.truth.losses = losses.or_worse(widest) if losses else widest
+        try:
+            yield
+        finally:
+            self.eps_dot, self.truth.losses = narrow, losses
+
 
     def outputs(self, outputs: NDArray[Any], owners: NDArray[np.bool_], window: Window) -> None:
         """Check 1. `outputs` [layer, token, HV, V]; `owners` [token]: tokens of real rows."""

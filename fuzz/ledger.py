@@ -194,6 +194,11 @@ class Ledger:
 
     def save_may_write(self, request: Request) -> dict[str, list[Region]]:
         """Nothing, unless what waits is folded on the way."""
+    def in_place_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
+        """Regions by buffer name, for tokens that are added to the checkpoints themselves."""
+        place = [self.place(requests)]
+        return {"checkpoint": place, CONVOLUTION.name: place}
+
         return self._fold_may_write(request) if self.dialect.saves == "state" else {}
 
     def donate_may_write(self, request: Request) -> dict[str, list[Region]]:
@@ -216,10 +221,14 @@ class Ledger:
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""
         setup = self.setup
-        seated = np.zeros(setup.slots, bool)
+        seats = [entry.seat for entry in self.entries.values()]
+        # A pool may have more slots than it was asked for; what lies behind all seats stays alone.
+        taken = [seat["slot"] for seat in (*seats, *self.prefixes.values()) if "slot" in seat]
+        slots = max([setup.slots, *(slot + 1 for slot in taken)])
+        seated = np.zeros(slots, bool)
         kinds = {(b.axes[1], row) for b in self.buffers if (row := _row_axis(b))}
         rows = {"ring": setup.ring, "step": setup.window}
-        live = {kind: np.zeros((setup.slots, rows[kind[1]]), bool) for kind in kinds}
+        live = {kind: np.zeros((slots, rows[kind[1]]), bool) for kind in kinds}
         for seat in self.prefixes.values():
             if "slot" in seat:
                 seated[seat["slot"]] = True

@@ -55,6 +55,8 @@ class Precision(NamedTuple):
     """In a fold that adds stored deltas up; a fold that replays raw inputs has none."""
     convolution: float = 2.0**-24
     """Of a product of a tap and a projection: kernels that multiply 16-bit operands round it."""
+    prefill: float = 2.0**-24
+    """In the chunks of a prompt, where whole products of tokens may be stored in 16 bits."""
 
     # 2^-24: ieee float32. 2^-10: tf32, whose operands Triton 3.6 truncates to 10 bits.
     # Rounding of the records a ring keeps comes on top, from the setup's record dtype.
@@ -143,6 +145,13 @@ class Target(Protocol):
     #
     # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
     # a checkpoint of its own, in the slot that their seat names "track".
+    # A target that owns `prefill` also has
+    #
+    #     def prefill(self, rows, lengths, before, inputs) -> NDArray[Any]
+    #
+    # Chunks of `lengths[i]` more tokens of the prompts of `rows`, whose states hold `before[i]`;
+    # all of them are kept. Outputs as `verify`.
+    #
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""
