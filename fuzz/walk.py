@@ -8,17 +8,18 @@ walk goes on; after any other it stops, since what follows would only repeat it.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz.differential import Rows, TargetError, blamed
-from ringfold.fuzz.frame import Dead, Region
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.judge import Position
 from ringfold.fuzz.lives import Lives
 from ringfold.fuzz.mismatch import CONTINUES, Mismatch
@@ -37,6 +38,9 @@ from ringfold.fuzz.trace import (
 )
 from ringfold.fuzz.truth import Window
 from ringfold.sim.situations import SITUATIONS, Step
+
+PROMPT: Final = 64
+"""Tokens that are said to be in the state that an admission brings."""
 
 
 class Verdict(msgspec.Struct):
@@ -149,6 +153,7 @@ class Walk(Lives):
                 admissions = [admit for admit in together if isinstance(admit, Admit)]
                 self._seat(admissions)
                 self._judge_state([admit.request for admit in admissions])
+                self._prefill([admit for admit in admissions if admit.chunks])
             case Place():
                 self._place([p for p in together if isinstance(p, Place)])
             case Verify():
@@ -183,30 +188,71 @@ class Walk(Lives):
         bound = operation.bound or self.setup.window
         self._commit_batch(rows, accepted, bound, window.rows(kept), track)
 
+    def _prefill(self, admissions: Sequence[Admit]) -> None:
+        """What follows of these prompts, chunk by chunk, those of all prompts in one batch."""
+        if admissions and "prefill" not in self.target.operations:
+            self.skipped["prefill"] += len(admissions)
+            return
+        prompts = [self._inputs([a.request], [sum(a.chunks)], a.tag) for a in admissions]
+        for turn in range(max((len(a.chunks) for a in admissions), default=0)):
+            going = [(a, p) for a, p in zip(admissions, prompts, strict=True) if a.chunks[turn:]]
+            rows = [a.request for a, _ in going]
+            lengths = [a.chunks[turn] for a, _ in going]
+            starts = [sum(a.chunks[:turn]) for a, _ in going]
+            parts = [
+                [x[:, start : start + n] for x in prompt]
+                for (_, prompt), start, n in zip(going, starts, lengths, strict=True)
+            ]
+            inputs = Inputs(*(np.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+            window = self._window(rows, lengths, inputs)
+            before = [PROMPT + start for start in starts]
+            with self.judge.prefilling(max(lengths)):
+                chunks = rows, lengths, before, inputs
+                outputs = self._call(operator.methodcaller("prefill", *chunks))
+                self._judge_outputs(outputs, rows, lengths, window)
+                self._advance_in_place(window)
+
     def _decode(self, operation: Decode) -> None:
         """One token a row, committed at once: in place, or as a window of one."""
         rows, ones = self._seated(operation.rows), [1] * len(operation.rows)
         if not self.dialect.decodes_in_place:
             self._step(rows, ones, operation.tag, operation.profile)
             return
+        waiting = self.ledger.cursors([row for row in rows if row is not None]).write_pos
+        if self.dialect.verifies and waiting.any():
+            self._skip("decode", operation)  # its checkpoint is not where the request is
+            return
         inputs = self._inputs(rows, ones, operation.tag, operation.profile)
         window = self._window(rows, ones, inputs)
         outputs = self._call(lambda target: target.decode(rows, inputs))
         self._count(window)
         self._judge_outputs(outputs, rows, ones, window)
-        self._visit(window, window.lengths, padding=len(rows) - len(window.requests))
-        allowed: dict[str, list[Region]] = {}
-        if self.dialect.has_ring:
-            # A step that folds takes its own token along, so only the others record one.
-            appends = window.rows(~self.ledger.folds_at_commit(window.requests, window.lengths))
-            for request in appends.requests:
-                self.ledger.verify(request, 1)
-            allowed = self.ledger.verify_may_write(appends.requests)
-            with self._timed("checks"):
-                self.judge.records(appends, inputs, ones)
+        if not (self.dialect.verifies and self.dialect.has_ring):
+            self._visit(window, window.lengths, padding=len(rows) - len(window.requests))
+        if self.dialect.verifies:
+            self._advance_in_place(window)
+            return
+        # A step that folds takes its own token along, so only the others record one.
+        appends = window.rows(~self.ledger.folds_at_commit(window.requests, window.lengths))
+        for request in appends.requests:
+            self.ledger.verify(request, 1)
+        allowed = self.ledger.verify_may_write(appends.requests)
+        with self._timed("checks"):
+            self.judge.records(appends, inputs, ones)
         self._advance(window, window.lengths, self.setup.window)
         self._judge_frame({**allowed, **self.ledger.commit_may_write(window.requests)})
         self._judge_committed(window.requests)
+
+    def _advance_in_place(self, window: Window) -> None:
+        """All tokens were added to the checkpoints; rings and cursors stay as they are."""
+        with self._timed("oracle"):
+            self.truth.commit(window, window.lengths)
+        self._judge_frame(self.ledger.in_place_may_write(window.requests))
+        self.judge.cursors()
+        self.judge.convolution(window.requests)
+        with self._timed("checks"):
+            self.judge.exactness(window.requests)
+        self._judge_stored(window.requests)
 
     def _step(
         self, rows: Rows, lengths: Sequence[int], tag: int, profile: str | None = None
@@ -274,7 +320,7 @@ class Walk(Lives):
         self.judge.cursors()
         self.judge.convolution(requests)
         stored = [r for r in requests if self.ledger.entries[r].stored]
-        self._judge_state([r for r in requests if r not in stored])
+        self._judge_state([r for r in requests if not self.ledger.entries[r].stored])
         with self._timed("checks"):
             self.judge.exactness(stored)
         self._judge_stored(stored)
@@ -314,8 +360,9 @@ class Walk(Lives):
         """Fill dead memory; after a frame finding with finite garbage, lest it hide the rest."""
         if self.judge.mismatches and (how == "nan" or self.poured_nan):
             how = "garbage"
-        if how != "leave":
-            self.poured_nan = how == "nan"
+        if how == "leave":
+            return
+        self.poured_nan = how == "nan"
         with self._timed("poison"), blamed():
             self.mirror.poison(self.ledger.dead(), how)
 
