@@ -188,7 +188,7 @@ class _Server:
             return True
         at, L = self.cursors.get(row, self.fresh), self.setup.ring
         after = [self._after(at, n, drafts) for n in range(1, drafts + 1)]
-        return max(at.write_pos, *(c.write_pos for c in after)) + drafts <= L
+        return all(c.write_pos + drafts <= L for c in (at, *after))
 
     def _after(self, at: Cursors, accepted: int, drafts: int) -> Cursors:
         return committed(self.protocol, at, accepted, self.setup.ring, drafts)

@@ -12,10 +12,13 @@
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang==VERSION+no-fusion` | the same compiled without contraction; families alike |
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
+| `sglang-pool==VERSION+tracks` | the same with an extra buffer: states that a commit stores apart |
+| `sglang-pool==VERSION+graph` | the same where each step is a captured CUDA graph that is replayed |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
 | `sglang-packed==VERSION` | its plain decoding in place |
 | `sglang`, `sglang@DIR` | the SGLang of this environment, a source checkout; families alike |
+| `sglang-pool` | the SGLang of the Python that `$RINGFOLD_POOL_PYTHON` names |
 | `package.module:Class` | a class of yours, called with the device |
 """
 
@@ -45,6 +48,8 @@ FAMILIES: Final = {
 }
 
 POOL: Final = "sglang-pool"
+TRACKS: Final = "+tracks"
+GRAPH: Final = "+graph"
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -163,7 +168,7 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
     ]
     if "==" in release:
         pool = release.replace("sglang", POOL, 1)
-        remedy = "" if environments.find() else f"ringfold targets add {pool}"
+        remedy = "" if environments.interpreter() else f"ringfold targets add {pool}"
         rows.append(Listed(pool, "the same in its own pool, backend and commit", remedy))
     return rows
 
@@ -262,18 +267,23 @@ def _sglang(name: str, device: Device) -> Target:
 
 
 def _pool(name: str, device: Device) -> Target:
-    release = name.replace(POOL, "sglang", 1)
-    if device != "cpu":
-        raise MissingTargetError(
-            f"target {name!r} runs on the CPU alone: leave --device {device} out"
-        )
-    if wheels.find(release) is None or environments.find() is None:
-        raise MissingTargetError(
-            f"target {name!r} has no wheel or no environment: type `ringfold targets add {name}`"
-        )
+    plain = name.removesuffix(TRACKS).removesuffix(GRAPH)
+    which = _parts(plain)[1]
+    if name.endswith(GRAPH) and device == "cpu":
+        raise MissingTargetError(f"target {name!r} needs --device cuda: there are no graphs here")
+    python = environments.interpreter(device)
+    if python is None:
+        raise MissingTargetError(f"target {name!r}: {environments.lacking(plain, device)}")
     from ringfold.fuzz.targets.pool.target import pool_of
 
-    return pool_of(release, name)
+    tracks, graphs = name.endswith(TRACKS), name.endswith(GRAPH)
+    try:
+        release = f"sglang{which}" if which else environments.installed(python)
+        return pool_of(release, name, device, tracks=tracks, graphs=graphs)
+    except CheckoutError as error:
+        raise UnknownTargetError(f"target {name!r}: {error}") from None
+    except AbsentError as error:
+        raise MissingTargetError(f"target {name!r}: {error}") from None
 
 
 def _plain(name: str) -> tuple[str, set[str]]:

@@ -76,6 +76,12 @@ def step(tag: int, request: int = 0, length: int = 2, accepted: int = 1) -> list
     ]
 
 
+def in_ones(count: int) -> list[Operation]:
+    """So many steps of one token, as which the next window is announced."""
+    steps = [step(tag, length=1) for tag in range(1, count + 1)]
+    return [o for verify, commit in steps for o in (verify, msgspec.structs.replace(commit, bound=1))]
+
+
 EVERYTHING = history(
     Admit(request=0, tag=0, dead="garbage"),
     Place(request=2, tag=9, base=7, records=6, flush=True, profile="large"),
@@ -448,8 +454,9 @@ VERIFY = Verify(tag=1, rows=(0,), lengths=(2,))
         ),
         ([ADMITTED, VERIFY, Commit(tag=1, accepted=(1,), bound=3)], r"bound is 3, .* 1\.\.2"),
         (
-            [ADMITTED, VERIFY, Commit(tag=1, accepted=(1,), bound=1), *step(2)],
-            r"operations\[3\] \(verify\): lengths\[0\] is 2, but request 0 .* bound 1: shorten",
+            [ADMITTED, *in_ones(7), *step(8)],
+            r"\(verify\): lengths\[0\] is 2, but request 0 .* bound 1, and behind its 7 records "
+            "there is room for 1: shorten",
         ),
         (
             [

@@ -10,6 +10,8 @@ import hashlib
 import importlib
 import inspect
 import os
+import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from ringfold.fuzz.targets.pool import shims
-from ringfold.fuzz.targets.pool.arena import Arena
-from ringfold.fuzz.targets.pool.prefixes import Prefixes, prompt
+from ringfold.fuzz.targets.pool import absent, shims
+from ringfold.fuzz.targets.pool.arena import DEVICE, Arena, DeviceArena
+from ringfold.fuzz.targets.pool.graphs import Graphs
+from ringfold.fuzz.targets.pool.prefixes import Prefixes, prompt, set_lengths
 from ringfold.fuzz.targets.pool.protocol import Message
 from ringfold.fuzz.targets.pool.shims import Permissive
 
@@ -42,9 +45,14 @@ class Pools:
     """Every pool that ringfold has open, by name."""
 
     def __init__(self) -> None:
-        shims.prepare()
+        self.absent = absent.Finder()
+        if DEVICE == "cpu":
+            shims.prepare()
+        else:
+            sys.meta_path.append(self.absent)
         self.modules = {name: importlib.import_module(name) for name in FILES}
-        shims.apply()
+        if DEVICE == "cpu":
+            shims.apply()
         self.arguments = shims.publish_arguments()
         self.open_pools: dict[str, Pool] = {}
 
@@ -54,7 +62,11 @@ class Pools:
 
         files = {name.removeprefix("sglang.srt."): _digest(self.modules[name]) for name in FILES}
         versions = {"sglang": sglang.__version__, "torch": str(torch.__version__)}
-        return Message("done", {**versions, "triton": triton.__version__, **files}, [])
+        versions |= {"triton": triton.__version__, "device": "cpu (interpreter)"}
+        if DEVICE == "cuda":
+            versions |= {"device": torch.cuda.get_device_name()}
+            versions |= dict.fromkeys(sorted(self.absent.answered), "a stand-in")
+        return Message("done", {**versions, **files}, [])
 
     def open(
         self,
@@ -71,13 +83,20 @@ class Pools:
         self.open_pools[pool] = made = Pool(self.arguments, setup)
         parameters = zip(A_log, dt_bias, weight, strict=True)
         made.layers = [made.layer(i, *given) for i, given in enumerate(parameters)]
+        made.arena.store()
         return Message("done", {"file": made.arena.file, "memory": made.memory()}, [])
 
     def __getattr__(self, verb: str) -> Any:
         """Any other verb is the pool's."""
 
         def call(*arrays: NDArray[Any], pool: str, **fields: Any) -> Message | None:
-            reply: Message | None = getattr(self.open_pools[pool], verb)(*arrays, **fields)
+            asked = self.open_pools[pool]
+            asked.arena.load()
+            try:
+                reply: Message | None = getattr(asked, verb)(*arrays, **fields)
+            finally:
+                _leave_if_broken()
+                asked.arena.store()
             return reply
 
         return call
@@ -90,7 +109,10 @@ class Pool:
     """`RadixLinearAttention`, one a layer of the model."""
 
     def __init__(self, arguments: Any, setup: dict[str, Any]) -> None:
-        self.setup, self.arena = setup, Arena()
+        self.setup, self.arena = setup, Arena() if DEVICE == "cpu" else DeviceArena()
+        self.graphs = Graphs(self.arena.load) if setup["graphs"] else None
+        self.size = 0
+        """Rows of the last forward pass, padding among them."""
         self.prompt = 2 * setup["ring"] + setup["window"]
         """Tokens of a request's prompt: a prefix that ends at the last fold has some, too."""
         self.requests: dict[int, Any] = {}
@@ -98,6 +120,8 @@ class Pool:
         self.pool = self._pool()
         self.prefixes = Prefixes(self.pool, arguments)
         self.runner = self._runner(arguments)
+        self.backends: dict[int, Any] = {}
+        """By draft count: a server that changes it has a backend for each."""
 
     # What a server builds when it starts.
 
@@ -130,14 +154,14 @@ class Pool:
         with shims.Allocating(self.arena.take):
             return HybridReqToTokenPool(
                 size=running,
-                mamba_size=running,
+                mamba_size=2 * running if s["tracks"] else running,
                 mamba_spec_state_size=running,
                 max_context_len=FULL_TOKENS,
-                device="cpu",
+                device=DEVICE,
                 enable_memory_saver=False,
                 cache_params=Mamba2CacheParams(shape=shape, layers=layers, dtype=dtype),
                 mamba_layer_ids=layers,
-                enable_mamba_extra_buffer=False,
+                enable_mamba_extra_buffer=s["tracks"],
                 speculative_num_draft_tokens=s["window"],
                 speculative_eagle_topk=1,
                 enable_overlap_schedule=False,
@@ -148,12 +172,10 @@ class Pool:
 
     def _runner(self, arguments: Any) -> Any:
         from sglang.srt.configs import Qwen3NextConfig
-        from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
         from sglang.srt.layers.attention.linear import utils
-        from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 
         runner: Any = Permissive(
-            device="cpu",
+            device=DEVICE,
             server_args=arguments,
             is_draft_worker=False,
             req_to_token_pool=self.pool,
@@ -163,12 +185,21 @@ class Pool:
         )
         if hasattr(utils, "resolve_linear_attn_backends"):
             runner.linear_attn_backends = utils.resolve_linear_attn_backends()
-        full = Permissive(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
-        linear = GDNAttnBackend(runner)
-        running = self.setup["slots"] - 1
-        linear.init_cuda_graph_state(running, running * self.setup["window"])
-        runner.attn_backend = HybridLinearAttnBackend(full, linear, [])
         return runner
+
+    def _backend(self, drafts: int) -> Any:
+        """The attention backend that verifies windows of so many tokens, as the runner's own."""
+        from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+        from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+
+        if drafts not in self.backends:
+            full = Permissive(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
+            linear = GDNAttnBackend(self.runner)
+            running = self.setup["slots"] - 1
+            linear.init_cuda_graph_state(running, running * drafts)
+            self.backends[drafts] = HybridLinearAttnBackend(full, linear, [])
+        self.runner.attn_backend = self.backends[drafts]
+        return self.runner.attn_backend
 
     def layer(
         self, number: int, A_log: NDArray[Any], dt_bias: NDArray[Any], weight: NDArray[Any]
@@ -286,85 +317,163 @@ class Pool:
         tokens: int,
     ) -> Message:
         """The forward pass of every layer on `rows`, then `padding` rows, of `tokens` each."""
-        batch = self._batch(rows, padding, tokens)
-        backend = self.runner.attn_backend
-        linear = backend.linear_attn_backend
-        if padding:
-            # Batches are padded for captured graphs, whose replay brings its own metadata.
-            linear.init_forward_metadata_out_graph(batch)
-        else:
-            linear.init_forward_metadata(batch)
-        dtype = getattr(torch, self.setup["activation"])
-        outputs = []
-        for i, layer in enumerate(self.layers):
-            with shims.Poisoning():
-                out = backend.forward(
-                    layer=layer,
-                    forward_batch=batch,
-                    mixed_qkv=_tensor(mixed[i]).to(dtype),
-                    a=_tensor(a[i]).to(dtype),
-                    b=_tensor(b[i]).to(dtype),
-                )
-            outputs.append(out.reshape(-1, self.setup["value_heads"], self.setup["value_dim"]))
-        return Message("done", {}, [torch.stack(outputs).numpy()])
+        mode = self._mode("TARGET_VERIFY")
+        batch = self._batch(rows, padding, mode, tokens)
+        return self._forward(batch, tokens, [mixed, a, b], padded=padding > 0)
+
+    def decode(
+        self,
+        mixed: NDArray[Any],
+        a: NDArray[Any],
+        b: NDArray[Any],
+        *,
+        rows: list[int],
+        padding: int,
+    ) -> Message:
+        """A plain step of one token a row, on the checkpoints in place."""
+        batch = self._batch(rows, padding, self._mode("DECODE"), 1)
+        return self._forward(batch, self.setup["window"], [mixed, a, b], padded=padding > 0)
+
+    def prefill(
+        self,
+        mixed: NDArray[Any],
+        a: NDArray[Any],
+        b: NDArray[Any],
+        *,
+        rows: list[int],
+        lengths: list[int],
+        before: list[int],
+    ) -> Message:
+        """Chunks of prompts of which `before` tokens are there: `prepare_for_extend`'s batch."""
+        for row, there in zip(rows, before, strict=True):
+            set_lengths(self.requests[row], there)
+        if self.pool.alloc([self.requests[row] for row in rows]) is None:
+            raise RuntimeError("the pool has no row left")
+        starts = np.cumsum([0, *lengths[:-1]])
+        batch = self._batch(rows, 0, self._mode("EXTEND"), 0)
+        batch.input_ids = torch.zeros(sum(lengths), dtype=torch.int64, device=DEVICE)
+        batch.extend_num_tokens = sum(lengths)
+        batch.extend_start_loc = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
+        batch.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        batch.extend_prefix_lens = torch.tensor(before, dtype=torch.int32, device=DEVICE)
+        batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = lengths, before
+        batch.seq_lens = batch.extend_prefix_lens + batch.extend_seq_lens
+        batch.seq_lens_cpu = batch.seq_lens.cpu()
+        return self._forward(batch, self.setup["window"], [mixed, a, b], padded=False)
 
     def idle(self) -> None:
         """The forward pass of a server that has nothing to do while its peers have."""
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        batch = self._batch([], 0, self._mode("IDLE"), self.setup["window"])
+        channels, heads = self.layers[0].conv_weights.shape[0], self.setup["value_heads"]
+        layers = len(self.layers)
+        nothing = [np.zeros((layers, 0, width), np.float32) for width in (channels, heads, heads)]
+        self._forward(batch, self.setup["window"], nothing, padded=False)
 
-        batch = self._batch([], 0, self.setup["window"])
-        batch.forward_mode = batch.logical_forward_mode = ForwardMode.IDLE
-        backend = self.runner.attn_backend
-        backend.linear_attn_backend.init_forward_metadata(batch)
-        dtype = getattr(torch, self.setup["activation"])
-        for layer in self.layers:
-            channels = layer.conv_weights.shape[0]
-            mixed, gates = torch.empty(0, channels), torch.empty(0, self.setup["value_heads"])
-            backend.forward(
-                layer=layer,
-                forward_batch=batch,
-                mixed_qkv=mixed.to(dtype),
-                a=gates.to(dtype),
-                b=gates.to(dtype),
-            )
+    def commit(
+        self, *, rows: list[int], accepted: list[int], tokens: int, track: int | None = None
+    ) -> None:
+        """`commit_mamba_states_after_verify`, as the speculative worker calls it.
 
-    def commit(self, *, rows: list[int], accepted: list[int], tokens: int) -> None:
-        """`commit_mamba_states_after_verify`, as the speculative worker calls it."""
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        With `track`, the requests are as long as it takes for that token to end an interval.
+        """
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         count = len(rows)
         index = torch.full((count, tokens), -1, dtype=torch.int32)
         for i, n in enumerate(accepted):
             index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
+        length = BOUNDARY - (track or 0)
         batch = Permissive(
-            forward_mode=ForwardMode.TARGET_VERIFY if count else ForwardMode.IDLE,
-            req_pool_indices=self._row_indices(rows),
-            seq_lens=torch.zeros(count, dtype=torch.int64),
+            forward_mode=self._mode("TARGET_VERIFY" if count else "IDLE"),
+            reqs=[self.requests[request] for request in rows],
+            req_to_token_pool=self.pool,
+            seq_lens=torch.full((count,), length, dtype=torch.int64, device=DEVICE),
+            tree_cache=Permissive(page_size=1),
         )
-        commit_mamba_states_after_verify(
-            Permissive(model_runner=self.runner),
-            batch,
-            torch.tensor(accepted, dtype=torch.int32),
-            index,
-            tokens,
-        )
+        if self.setup["tracks"] and count:
+            self._name_tracks(batch)
+
+        def work(places: torch.Tensor, kept: torch.Tensor, index: torch.Tensor) -> None:
+            batch.req_pool_indices = places
+            worker = Permissive(model_runner=self.runner)
+            commit_mamba_states_after_verify(worker, batch, kept, index, tokens)
+
+        kept = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
+        inputs = [self._row_indices(rows), kept, index.to(DEVICE)]
+        if self.graphs is None or not count:
+            work(*inputs)
+        else:
+            # Where snapshots are copied, the slots are those of the forward pass before.
+            self.graphs.run("commit", (self.size, count, tokens), work, inputs)
+
+    def captured(self) -> Message:
+        """How often graphs were replayed, and why what was not captured was not."""
+        assert self.graphs is not None
+        replays, refused = self.graphs.replays, self.graphs.refused
+        return Message("done", {"replays": replays, "refused": refused}, [])
+
+    @staticmethod
+    def _name_tracks(batch: Any) -> None:
+        """What `prepare_mamba_track_for_verify` does where the extra buffer is on."""
+        from sglang.srt.managers.schedule_batch import set_mamba_track_indices_from_reqs
+
+        with shims.Unpinned():
+            set_mamba_track_indices_from_reqs(batch)
 
     # Shared by them.
 
-    def _batch(self, rows: list[int], padding: int, tokens: int) -> Any:
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
+    def _batch(self, rows: list[int], padding: int, mode: Any, tokens: int) -> Any:
         count = len(rows) + padding
         return Permissive(
             batch_size=count,
             num_padding=padding,
-            req_pool_indices=torch.cat([self._row_indices(rows), torch.zeros(padding).long()]),
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            logical_forward_mode=ForwardMode.TARGET_VERIFY,
-            input_ids=torch.zeros(count * tokens, dtype=torch.int64),
+            req_pool_indices=torch.cat([self._row_indices(rows), _row_zero(padding)]),
+            forward_mode=mode,
+            logical_forward_mode=mode,
+            input_ids=torch.zeros(count * tokens, dtype=torch.int64, device=DEVICE),
             spec_info=Permissive(draft_token_num=tokens),
         )
+
+    @staticmethod
+    def _mode(name: str) -> Any:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        return ForwardMode[name]
+
+    def _forward(
+        self, batch: Any, drafts: int, inputs: list[NDArray[Any]], *, padded: bool
+    ) -> Message:
+        """Every layer; inputs [layer, token, ...] are projections, a and b."""
+        backend = self._backend(drafts)
+        linear = backend.linear_attn_backend
+        graphs = self.graphs if batch.forward_mode.is_target_verify() else None
+        # Batches are padded for captured graphs, whose replay brings its own metadata.
+        replayed = padded or graphs is not None
+        prepare = (
+            linear.init_forward_metadata_out_graph if replayed else linear.init_forward_metadata
+        )
+        prepare(batch)
+        heads, dim = self.setup["value_heads"], self.setup["value_dim"]
+
+        def work(places: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+            batch.req_pool_indices = places
+            outputs = []
+            for layer, mixed_qkv, a, b in zip(self.layers, *given, strict=True):
+                with shims.Poisoning():
+                    out = backend.forward(
+                        layer=layer, forward_batch=batch, mixed_qkv=mixed_qkv, a=a, b=b
+                    )
+                outputs.append(out.reshape(-1, heads, dim))
+            return torch.stack(outputs)
+
+        dtype = getattr(torch, self.setup["activation"])
+        tensors = [batch.req_pool_indices, *(_tensor(values).to(dtype) for values in inputs)]
+        self.size = batch.batch_size
+        if graphs is None:
+            return Message("done", {}, [_bits(work(*tensors))])
+        made = graphs.run("verify", (self.size, drafts), work, tensors)
+        assert made is not None
+        return Message("done", {}, [_bits(made)])
 
     def _alloc(self, request: int, made: Any) -> None:
         if self.pool.alloc([made]) is None:
@@ -422,14 +531,22 @@ class Pool:
         return int(_holder(self.requests[request]).mamba_pool_idx)
 
     def _row_indices(self, rows: list[int]) -> torch.Tensor:
-        return torch.tensor([self._row(request) for request in rows], dtype=torch.int64)
+        places = [self._row(request) for request in rows]
+        return torch.tensor(places, dtype=torch.int64, device=DEVICE)
 
     def _seat(self, request: int) -> Message:
-        return Message("done", {"slot": self._slot(request), "request": self._row(request)}, [])
+        seat = {"slot": self._slot(request), "request": self._row(request)}
+        if self.setup["tracks"]:
+            made, name = self.requests[request], "mamba_ping_pong_track_buffer"
+            seat["track"] = int(getattr(_holder(made, name), name)[0])
+        return Message("done", seat, [])
 
 
 IDENTITY_WIDTH = 4
 """Of a convolution that only hands the token on, where the setup has none."""
+
+BOUNDARY = 2**20
+"""Tokens: a multiple of the track interval, which is 256 unless somebody asks for another."""
 
 CACHED = (
     "temporal",
@@ -464,11 +581,32 @@ def _holder(request: Any, field: str = "mamba_pool_idx") -> Any:
 
 
 def _indices(index: int | None) -> torch.Tensor | None:
-    return None if index is None else torch.tensor([index], dtype=torch.int64)
+    return None if index is None else torch.tensor([index], dtype=torch.int64, device=DEVICE)
+
+
+def _row_zero(count: int) -> torch.Tensor:
+    """Rows of padding."""
+    return torch.zeros(count, dtype=torch.int64, device=DEVICE)
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.array(values))
+    return torch.from_numpy(np.array(values)).to(DEVICE)
+
+
+def _bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """Its elements; those of bfloat16, which NumPy has not, as integers of the same bits."""
+    host = tensor.cpu()
+    return (host.view(torch.int16) if host.dtype == torch.bfloat16 else host).numpy()
+
+
+def _leave_if_broken() -> None:
+    """End this process if the GPU refuses all further work: the next one has another context."""
+    try:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _digest(module: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.shims import Permissive
 
 TOKENS = 4096
@@ -37,7 +38,7 @@ class Prefixes:
 
         self.pool = pool
         full = Permissive(maybe_get_custom_mem_pool=lambda: None)
-        self.allocator = TokenToKVPoolAllocator(TOKENS, torch.float32, "cpu", full, False)
+        self.allocator = TokenToKVPoolAllocator(TOKENS, torch.float32, DEVICE, full, False)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
@@ -65,7 +66,7 @@ class Prefixes:
         count = len(request.origin_input_ids)
         row = holder.req_pool_idx if hasattr(holder, "req_pool_idx") else request.req_pool_idx
         self.pool.req_to_token[row, :count] = self.allocator.alloc(count).to(torch.int32)
-        _set_lengths(request, count)
+        set_lengths(request, count)
         request.finished_reason = FINISH_LENGTH(length=count)
         insert = "checkpoint" if _takes(release_kv_cache, "checkpoint") else "is_insert"
         release_kv_cache(request, self.cache, **{insert: True})
@@ -97,7 +98,7 @@ class Prefixes:
         return int(found.device_prefix_len) if indices is None else len(indices)
 
 
-def _set_lengths(request: Any, count: int) -> None:
+def set_lengths(request: Any, count: int) -> None:
     """Say that keys and values of so many tokens were computed."""
     from sglang.srt.managers.schedule_batch import ReqKvInfo
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ringfold.fuzz.targets.pool.arena import DEVICE
+
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 SCATTERS = ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask")
 _forever = contextlib.ExitStack()
@@ -80,9 +82,11 @@ class Allocating(TorchFunctionMode):
         """Every torch function that is called within the mode."""
         named = dict(kwargs or {})
         if str(named.get("device", "")).startswith("cuda"):
-            named["device"] = "cpu"
+            named["device"] = DEVICE
         made = func(*args, **named)
         if func not in {torch.zeros, torch.empty, torch.full, torch.ones} or not made.numel():
+            return made
+        if made.device.type != DEVICE:
             return made
         return self.take(made.shape, made.dtype).copy_(made)
 
@@ -112,6 +116,18 @@ class Copying(TorchFunctionMode):
         if func in {torch.Tensor.to, torch.Tensor.cpu}:
             return made.clone()
         return made
+
+
+class Unpinned(TorchFunctionMode):
+    """Memory that is pinned for a GPU is ordinary memory."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every torch function that is called within the mode."""
+        named = dict(kwargs or {})
+        named.pop("pin_memory", None)
+        return func(*args, **named)
 
 
 class Permissive:
@@ -180,4 +196,4 @@ def _prefill_without_a_driver() -> None:
         return self.fn.run(*arguments, **{**named, **self.configs[0].all_kwargs()})
 
     Autotuner.run = run
-    torch.cpu.device = lambda index: contextlib.nullcontext()
+    vars(torch.cpu)["device"] = lambda index: contextlib.nullcontext()

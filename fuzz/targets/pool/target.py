@@ -6,6 +6,11 @@ it is read, framed and poisoned as that of any other target.
 
 A server steps a batch at a time: it verifies windows of one length and commits them at once. So a
 history of this target does that too (`lockstep`), and one that does not is refused.
+
+`sglang-pool==VERSION+tracks` is the server whose prefix cache has an extra buffer: each request
+owns a second slot, in which the commit stores the state at an interval's end.
+
+`sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from ringfold.fuzz.arrays import DTYPES
 from ringfold.fuzz.checks import eps
 from ringfold.fuzz.target import (
     IEEE,
+    TF32,
     Device,
     Floats,
     HeadParameters,
@@ -89,36 +95,41 @@ _DIALECTS: Final = {
     dialect.name: dialect
     for dialect in (RING_DIALECT, FOLD_EVERY_COMMIT_DIALECT, COMPACT_DIALECT, SNAPSHOTS_DIALECT)
 }
-_workers: dict[str, WorkerProcess] = {}
+_workers: dict[tuple[str, Device], WorkerProcess] = {}
 
 
-def worker_of(release: str) -> WorkerProcess:
+def worker_of(release: str, device: Device = "cpu") -> WorkerProcess:
     """The process that serves this release, not yet started unless it was used before.
 
     Raises:
-        WorkerError: the environment was not built.
+        WorkerError: there is no Python to import it with.
         WheelError: the release's wheel is not here.
     """
-    if release not in _workers:
-        environment = environments.find()
-        if environment is None:
-            raise WorkerError(
-                f"{release}: there is no environment to import it in; type {environments.REMEDY}"
-            )
-        start = command(environment.python, "pool.worker")
-        _workers[release] = WorkerProcess(release, start, environments.variables(release))
-        atexit.register(_workers[release].close)
-    return _workers[release]
+    key = release, device
+    if key not in _workers:
+        python = environments.interpreter(device)
+        if python is None:
+            raise WorkerError(environments.lacking(release, device))
+        variables = environments.variables(release, device=device)
+        _workers[key] = WorkerProcess(release, command(python, "pool.worker"), variables)
+        atexit.register(_workers[key].close)
+    return _workers[key]
 
 
-def pool_of(release: str, name: str) -> SglangPool:
+def pool_of(
+    release: str, name: str, device: Device = "cpu", *, tracks: bool = False, graphs: bool = False
+) -> SglangPool:
     """The pool of a release such as ``sglang==0.5.16``, not yet opened.
+
+    `tracks` asks for the one with an extra buffer, `graphs` for one whose steps are captured.
 
     Raises:
         WheelError: its wheel is not here, or it speaks no dialect that is known.
         WorkerError: there is no environment.
     """
-    return SglangPool(release, name, Release(release).dialect, worker_of(release))
+    dialect = Release(release).dialect
+    worker = worker_of(release, device)
+    return SglangPool(release, name, dialect, worker, tracks=tracks, device=device, graphs=graphs)
 
 
 class SglangPool:
@@ -128,22 +139,36 @@ class SglangPool:
     convolves = True
     operations = frozenset(
         {
-            *("admit", "free", "fork", "verify", "commit", "idle"),
+            *("admit", "prefill", "free", "fork", "verify", "commit", "decode", "idle"),
             *("save", "restore", "donate", "hit", "evict"),
         }
     )
 
     def __init__(
-        self, release: str, name: str, dialect: str, worker: WorkerProcess, pool: str = "replay"
+        self,
+        release: str,
+        name: str,
+        dialect: str,
+        worker: WorkerProcess,
+        pool: str = "replay",
+        tracks: bool = False,
+        device: Device = "cpu",
+        graphs: bool = False,
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
-        self.device: Device = "cpu"
-        self.precision: Precision = IEEE  # the interpreter has no tf32
+        self.tracks, self.graphs = tracks, graphs
+        if tracks:
+            # What its prefix cache keeps are tracked states.
+            self.operations = (self.operations | {"track"}) - {"donate", "hit", "evict"}
+        self.device = device
+        self.precision: Precision = IEEE
         known = _DIALECTS[dialect]
         # A server cuts off what a batch's padding rows return. A verify shifts its tokens into the
         # convolution's window, and the commit puts the window of the last accepted one there.
         writes = (*known.verify_writes, CONVOLUTION.name)
-        self.dialect: Dialect = known._replace(zeroes_padding=False, verify_writes=writes)
+        self.dialect: Dialect = known._replace(
+            zeroes_padding=False, verify_writes=writes, decodes_in_place=True
+        )
         self.started = -1
         self.seats: dict[Request, Mapping[str, int]] = {}
         self.batch: list[Request] = []
@@ -152,21 +177,20 @@ class SglangPool:
     def identity(self) -> Mapping[str, str]:
         """Release, versions in its environment, SHA-256 of the files that drive the pool."""
         fields = self.worker.call("identity").fields
-        return {"release": self.release, **fields, "device": "cpu (interpreter)"}
+        return {"release": self.release, **fields}
 
     def refuses(self, setup: Setup) -> str:
         """What the release's model code never asks of its pool, or the interpreter can't do."""
         g, dtypes = setup.geometry, setup.dtypes
         if not setup.l2norm:
             return "its backend always normalises queries and keys"
-        if "bfloat16" in (dtypes.activation, dtypes.record, dtypes.state):
+        dtype_names = (dtypes.activation, dtypes.record, dtypes.state)
+        if self.device == "cpu" and "bfloat16" in dtype_names:
             return "bfloat16 is silently wrong in Triton's CPU interpreter; use float16 or float32"
         if dtypes.record != dtypes.activation:
             return "its records have the dtype of the activations"
         if self.dialect.name != "compact" and dtypes.state != "float32":
             return f"its records are for a float32 state, not {dtypes.state}"
-        if g.key_dim != g.value_dim:
-            return f"its layers have K = V, not K={g.key_dim} V={g.value_dim}"
         if g.key_dim & (g.key_dim - 1) or g.key_dim < 32:
             return f"its kernels want K a power of two from 32 on, not {g.key_dim}"
         return ""
@@ -179,8 +203,16 @@ class SglangPool:
         # Its convolution multiplies taps and projections in the dtype of the activations, and so
         # does a verify that reads a checkpoint narrower than float32.
         narrow = max(UNIT, eps(setup.dtypes.activation))
-        dot = IEEE.dot if setup.dtypes.state == "float32" else narrow
-        self.precision = IEEE._replace(dot=dot, convolution=narrow)
+        # The interpreter has no tf32, and recurrent kernels have no dots.
+        has_dots = self.device == "cuda" and self.dialect.has_ring
+        dot = TF32.dot if has_dots else IEEE.dot
+        fold = dot if self.dialect.name == "compact" and narrow == UNIT else IEEE.fold
+        if setup.dtypes.state != "float32":
+            dot = max(dot, narrow)
+        self.precision = Precision(dot, fold, convolution=narrow, prefill=narrow)
+        if setup.dtypes.activation == "float32":
+            # Its chunked prefill says so itself: it does not support float32.
+            self.operations = self.operations - {"prefill"}
         fields = {
             "heads": g.heads,
             "value_heads": g.value_heads,
@@ -194,6 +226,8 @@ class SglangPool:
             "state": setup.dtypes.state,
             "convolution": setup.convolution,
             "replay": self.pool == "replay",
+            "tracks": self.tracks,
+            "graphs": self.graphs,
         }
         weight = parameters.convolution
         if weight is None:  # of the window only the token itself
@@ -263,37 +297,43 @@ class SglangPool:
         """Through the prefix cache's own eviction."""
         self._ask("evict", prefix=prefix)
 
+    def prefill(
+        self, rows: Sequence[Request], lengths: Sequence[int], before: Sequence[int], inputs: Inputs
+    ) -> NDArray[Any]:
+        """Chunks of several prompts in one forward pass."""
+        fields = {"rows": [*rows], "lengths": [*lengths], "before": [*before]}
+        (outputs,) = self._ask("prefill", self._projections(inputs), **fields).arrays
+        return self._activations(outputs)
+
     def verify(
         self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
-        """One forward pass; its padding stands behind the other rows, as in a captured graph."""
+        """One forward pass."""
         if len(set(lengths)) != 1:
             raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
-        if len(rows) > self.setup.slots - 1:
-            raise self._refusal(f"a batch of {len(rows)} rows, but {self.setup.slots - 1} can run")
         if self.batch:
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
         tokens = lengths[0]
-        real = [i for i, row in enumerate(rows) if row is not None]
-        if not real:
+        if not any(row is not None for row in rows):
             self._ask("idle")
             nothing = np.full(inputs.v.shape, np.nan)
             return nothing.astype(DTYPES[self.setup.dtypes.activation])
-        if tokens != self.setup.window:
-            raise self._refusal(f"windows of {tokens} tokens, but it drafts {self.setup.window}")
-        order = [*real, *(i for i, row in enumerate(rows) if row is None)]
-        take = (np.array(order)[:, None] * tokens + np.arange(tokens)).ravel()
-        q, k, v, a, b = (x[:, take] for x in inputs)
-        mixed = np.concatenate([x.reshape(*x.shape[:2], -1) for x in (q, k, v)], -1)
-        fields = {"rows": [rows[i] for i in real], "padding": len(rows) - len(real)}
-        (packed,) = self._ask("verify", [mixed, a, b], **fields, tokens=tokens).arrays
-        outputs: NDArray[Any] = np.empty_like(packed)
-        outputs[:, take] = packed
+        outputs = self._batch("verify", rows, inputs, tokens, tokens=tokens)
         self.batch, self.tokens = [row for row in rows if row is not None], tokens
         return outputs
 
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
         """The worker's commit after a verify; the release's bound is the step's own length."""
+        self.track(rows, accepted, bound, None)
+
+    def track(
+        self,
+        rows: Sequence[Request | None],
+        accepted: Sequence[int],
+        bound: int,
+        tokens: int | None,
+    ) -> None:
+        """The same, with requests of a length at which an interval ends after so many tokens."""
         kept = [(row, n) for row, n in zip(rows, accepted, strict=True) if row is not None]
         if [row for row, _ in kept] != self.batch:
             raise self._refusal(f"a commit of other requests than were verified, {self.batch}")
@@ -306,12 +346,15 @@ class SglangPool:
             rows=[row for row, _ in kept],
             accepted=[n for _, n in kept],
             tokens=self.tokens,
+            track=tokens,
         )
         self.batch = []
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
-        """Not owned: a server that verifies drafts decodes through windows."""
-        raise NotImplementedError(f"{self.name} owns no plain decode step")
+        """The backend's decode step, on checkpoints in place: it knows nothing of their rings."""
+        if self.batch:
+            raise self._refusal(f"a decode before requests {self.batch} were committed")
+        return self._batch("decode", rows, inputs, 1)
 
     def seat(self, request: Request) -> Mapping[str, int]:
         """Slot and row that the pool gave it."""
@@ -326,7 +369,21 @@ class SglangPool:
         if self.pool != "replay":
             return None
         name = f"{self.release} pool without replay"
-        return SglangPool(self.release, name, "snapshots", self.worker, "snapshots")
+        return SglangPool(
+            self.release,
+            name,
+            "snapshots",
+            self.worker,
+            "snapshots",
+            tracks=self.tracks,
+            device=self.device,
+            graphs=self.graphs,
+        )
+
+    def captured(self) -> Mapping[str, Any]:
+        """How often graphs were replayed since it was opened, and why others were not captured."""
+        fields: Mapping[str, Any] = self._ask("captured").fields
+        return fields
 
     def _waiting(self, request: Request) -> int:
         """Records that the request's checkpoint lacks."""
@@ -341,6 +398,40 @@ class SglangPool:
         if self.worker.starts != self.started:
             raise WorkerError(f"{self.name}: its worker died, and with it the pool")
         return self.worker.call(verb, {"pool": self.pool, **fields}, arrays)
+
+    def _batch(
+        self,
+        verb: str,
+        rows: Sequence[Request | None],
+        inputs: Inputs,
+        width: int,
+        **fields: Any,
+    ) -> NDArray[Any]:
+        """A forward pass of `width` tokens a row.
+
+        Its padding stands behind the other rows, as in a captured graph.
+        """
+        if len(rows) > self.setup.slots - 1:
+            raise self._refusal(f"a batch of {len(rows)} rows, but {self.setup.slots - 1} can run")
+        real = [i for i, row in enumerate(rows) if row is not None]
+        order = [*real, *(i for i, row in enumerate(rows) if row is None)]
+        take = (np.array(order)[:, None] * width + np.arange(width)).ravel()
+        arrays = self._projections(Inputs(*(x[:, take] for x in inputs)))
+        fields |= {"rows": [rows[i] for i in real], "padding": len(rows) - len(real)}
+        (packed,) = self._ask(verb, arrays, **fields).arrays
+        outputs = self._activations(np.empty_like(packed))
+        outputs[:, take] = self._activations(packed)
+        return outputs
+
+    def _activations(self, bits: NDArray[Any]) -> NDArray[Any]:
+        """Outputs in the dtype of the activations, of which the worker sends the bits."""
+        return bits.view(DTYPES[self.setup.dtypes.activation])
+
+    @staticmethod
+    def _projections(inputs: Inputs) -> list[NDArray[Any]]:
+        """What goes into the convolution, [layer, token, channel], and both gates' inputs."""
+        q, k, v, a, b = inputs
+        return [np.concatenate([x.reshape(*x.shape[:2], -1) for x in (q, k, v)], -1), a, b]
 
     def _seat(
         self, request: Request, verb: str, arrays: Sequence[NDArray[Any]] = (), **fields: Any
