@@ -33,11 +33,11 @@ OPERANDS = 4
 score and the record's delta a contribution. Each may lose `precision.dot`, and truncation always
 loses in one direction, so the losses add up."""
 
-STATE_AXES = ("layer", "row", "value_head", "v", "k")
 PRODUCTS = 8
 """Times that a prefill rounds what becomes of a token: its key, beta, both times the decay, a row
 of the inverted triangle, what it writes and reads, the chunk's first state, and the delta."""
 
+STATE_AXES = ("layer", "row", "value_head", "v", "k")
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -92,7 +92,6 @@ class Judge:
             smallest = tiny(record) / (L2NORM_EPS**0.5 if setup.l2norm else 1.0)
             self.truth.losses = Losses(2 * eps(record), eps(record), smallest, 0.0, 1)
 
-    # The checks.
     @contextmanager
     def prefilling(self, tokens: int) -> Iterator[None]:
         """Within it, outputs and states are judged as a prefill's, in chunks of so many tokens.
@@ -110,6 +109,7 @@ class Judge:
         finally:
             self.eps_dot, self.truth.losses = narrow, losses
 
+    # The checks.
 
     def outputs(self, outputs: NDArray[Any], owners: NDArray[np.bool_], window: Window) -> None:
         """Check 1. `outputs` [layer, token, HV, V]; `owners` [token]: tokens of real rows."""

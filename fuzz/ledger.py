@@ -188,17 +188,17 @@ class Ledger:
             allowed[CONVOLUTION.name] = [self.place(requests), *tracks]
         return allowed
 
+    def in_place_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
+        """Regions by buffer name, for tokens that are added to the checkpoints themselves."""
+        place = [self.place(requests)]
+        return {"checkpoint": place, CONVOLUTION.name: place}
+
     def admit_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
         """Everything that belongs to the new owners."""
         return {buffer.name: [self.place(requests)] for buffer in self.buffers}
 
     def save_may_write(self, request: Request) -> dict[str, list[Region]]:
         """Nothing, unless what waits is folded on the way."""
-    def in_place_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
-        """Regions by buffer name, for tokens that are added to the checkpoints themselves."""
-        place = [self.place(requests)]
-        return {"checkpoint": place, CONVOLUTION.name: place}
-
         return self._fold_may_write(request) if self.dialect.saves == "state" else {}
 
     def donate_may_write(self, request: Request) -> dict[str, list[Region]]:

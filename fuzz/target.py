@@ -112,6 +112,12 @@ class Target(Protocol):
     def admit(self, request: Request, state: Floats) -> None:
         """Seat a request after its prefill; `state` [layer, HV, V, K] is its committed state."""
 
+    # A target that seats many as fast as one may have
+    #
+    #     def admit_all(self, requests, states) -> None
+    #
+    # which does the same as admitting one after the other; `states` [layer, row, HV, V, K].
+    #
     # A target that owns a convolution has `convolves = True`, and
     #
     #     def admit(self, request, state, past) -> None
@@ -139,12 +145,6 @@ class Target(Protocol):
         `bound` is the longest window that the next verify may bring.
         """
 
-    # A target that owns `track` also has
-    #
-    #     def track(self, rows, accepted, bound, tokens) -> None
-    #
-    # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
-    # a checkpoint of its own, in the slot that their seat names "track".
     # A target that owns `prefill` also has
     #
     #     def prefill(self, rows, lengths, before, inputs) -> NDArray[Any]
@@ -152,6 +152,12 @@ class Target(Protocol):
     # Chunks of `lengths[i]` more tokens of the prompts of `rows`, whose states hold `before[i]`;
     # all of them are kept. Outputs as `verify`.
     #
+    # A target that owns `track` also has
+    #
+    #     def track(self, rows, accepted, bound, tokens) -> None
+    #
+    # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
+    # a checkpoint of its own, in the slot that their seat names "track".
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""

@@ -8,7 +8,7 @@ token stands out after any number of right ones. Both advance by the same tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -118,6 +118,7 @@ class Losses(NamedTuple):
     """Relative, on what is multiplied in a fold."""
     records: int
     """How many records there may be."""
+
     def or_worse(self, other: Losses) -> Losses:
         """The larger of each."""
         return Losses(
@@ -127,7 +128,6 @@ class Losses(NamedTuple):
             max(self.fold, other.fold),
             max(self.records, other.records),
         )
-
 
     def tokens(
         self,
