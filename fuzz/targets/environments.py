@@ -8,6 +8,10 @@ installed: its wheel is unpacked, and each process has one of them on its path.
 
 What lies in the cache under its final name is whole: everything is built under a name of its own
 and moved into place at the end.
+
+That environment has a torch for the CPU. Whoever has a Python with SGLang's packages, such as where
+SGLang is installed on a machine with a GPU, names it in ``$RINGFOLD_POOL_PYTHON``: it is used in
+place of the one built here, and nothing is written to it.
 """
 
 from __future__ import annotations
@@ -27,14 +31,17 @@ from typing import Final
 
 import msgspec
 
+from ringfold.fuzz.target import Device
 from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.wheels import WheelError
+from ringfold.fuzz.targets.sglang_sources import AbsentError, files_of
 
 REQUIREMENTS: Final = Path(__file__).parent / "pool" / "requirements.txt"
 PYTHON: Final = "3.11"
 """The Python whose wheels are fetched (`wheels.TAGS`): parts of a release are compiled for it."""
 INSTALL_SECONDS_MAX: Final = 3600
 REMEDY: Final = "ringfold targets add sglang-pool==0.5.16"
+OWN: Final = "RINGFOLD_POOL_PYTHON"
+"""The environment variable that names a Python of the user's."""
 
 _RECORD = "environment.json"
 IMPORTS: Final = "import torch, triton, transformers; print(torch.__version__)"
@@ -115,15 +122,57 @@ def add() -> Environment:
     return built
 
 
+def interpreter(device: Device = "cpu") -> Path | None:
+    """The Python that imports releases for this device: the user's, or that of what was built."""
+    if own := os.environ.get(OWN):
+        return Path(own)
+    built = find() if device == "cpu" else None
+    return built.python if built else None
+
+
+def lacking(release: str, device: Device = "cpu") -> str:
+    """What to do where there is no `interpreter`."""
+    if device == "cpu":
+        return f"there is no environment to import {release} in: type `{REMEDY}`"
+    return (
+        f"no Python is named that can import {release} with a torch for CUDA: set {OWN} to the "
+        "interpreter of an environment in which SGLang is installed, such as /opt/sglang/bin/python"
+    )
+
+
+def installed(python: Path) -> str:
+    """The name, ``sglang@DIR``, of the SGLang that is installed for that Python.
+
+    Raises:
+        AbsentError: it has none, or is no Python.
+    """
+    # Found and not imported, without this process's path.
+    ask = "import importlib.util as u; print(u.find_spec('sglang').submodule_search_locations[0])"
+    try:
+        run = subprocess.run(
+            [python, "-P", "-c", ask],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise AbsentError(
+            f"{python} has no SGLang of its own ({type(error).__name__}): install it there, or "
+            "name a release, such as sglang-pool==0.5.16"
+        ) from None
+    return f"sglang@{Path(run.stdout.strip()).parent}"
+
+
 def unpacked(release: str) -> Path:
     """The folder to put on `sys.path` for a release such as ``sglang==0.5.16``; unpacked once.
 
     Raises:
         WheelError: its wheel is not here, or is not what it was.
+        CheckoutError: it is named as a folder, and that holds no SGLang.
     """
-    wheel = wheels.find(release)
-    if wheel is None:
-        raise WheelError(f"{release} is not here: type `ringfold targets add {release}`")
+    wheel = files_of(release)
     if wheel.sha256 is None:
         return wheel.path
     place = root() / "releases" / f"{wheel.release.replace('==', '-')}-{wheel.sha256[:12]}"
@@ -133,18 +182,21 @@ def unpacked(release: str) -> Path:
     return place
 
 
-def variables(release: str, *more: Path) -> dict[str, str]:
+def variables(release: str, *more: Path, device: Device = "cpu") -> dict[str, str]:
     """Environment variables of a process that imports `release`: these and no others.
 
     `more` are folders for its path, behind the release.
     """
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+    kept = ["PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH"]
+    if device == "cuda":
+        kept += ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TRITON_CACHE_DIR"]
     return {
         **{name: os.environ[name] for name in kept if name in os.environ},
         "PYTHONPATH": os.pathsep.join(map(str, (unpacked(release), *more))),
         # Importing SGLang takes half a minute without cached bytecode, and a third of it with.
         "PYTHONPYCACHEPREFIX": str(root() / "bytecode"),
-        "TRITON_INTERPRET": "1",
+        **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
+        "RINGFOLD_POOL_DEVICE": device,
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",

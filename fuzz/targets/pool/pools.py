@@ -383,7 +383,7 @@ class Pool:
         for i, n in enumerate(accepted):
             index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
         length = BOUNDARY - (track or 0)
-        batch = Permissive(
+        batch: Any = Permissive(
             forward_mode=self._mode("TARGET_VERIFY" if count else "IDLE"),
             reqs=[self.requests[request] for request in rows],
             req_to_token_pool=self.pool,
