@@ -1,24 +1,31 @@
-"""SGLang's pool, backend and commit on a GPU: one release, walked as it comes and by graph replays.
+"""SGLang's pool, backend and commit on a GPU: walked as they come, and by replays of graphs.
 
-    python docs/results/pool.py OUT.json 0.5.16 [--device cpu] [--seconds S] [--windows N]
+    python docs/results/pool.py OUT.json 0.5.16 0.5.18 0.5.23 [--seconds S] [--windows N] [--jobs J]
 
-Each case is a geometry and a dtype, its steps launched one by one or replayed from captured CUDA
-graphs; histories are random ones of the tester's, without the operations at which the release is
-known to lose something (`FINDINGS`), which then follow as traces of their own. OUT.json says of
-each case what was compared, how large the largest error was over what is allowed, what differed
-and what was captured. Exit code: 0 if nothing differed in a case; 1 if something did, or a
-finding's trace agreed; 3 if there was no time for all of them.
+A job is a release, a geometry and a dtype, in a process of its own: random histories of the
+tester's, whose steps are launched one by one (`eager`) and replayed from captured CUDA graphs
+(`graph`), without the operations at which that release is known to lose something (`FINDINGS`);
+those follow as the traces of the findings, in a job a release. OUT.json says of each what was
+compared, how large the largest error was over what is allowed, what differed, and what was
+captured. Exit code: 0 if nothing differed and all findings are there; 1 otherwise; 3 if there was
+no time for all. With `--device cpu` the smallest jobs alone, in the interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,10 +39,10 @@ from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry
 
 GEOMETRIES: Final = {
-    "cuda": ((1, 2, 32, 32), (4, 8, 64, 64), (16, 32, 128, 128)),
+    "cuda": ((16, 32, 128, 128), (4, 8, 64, 64), (1, 2, 32, 32)),  # what takes longest comes first
     "cpu": ((1, 2, 32, 32),),
 }
-DTYPES: Final = {"cuda": ("float32", "bfloat16"), "cpu": ("float32", "float16")}
+DTYPES: Final = {"cuda": ("bfloat16", "float32"), "cpu": ("float32", "float16")}
 MODES: Final = {"cuda": ("", "+graph"), "cpu": ("",)}
 ROWS: Final = 6
 RING: Final = 16
@@ -58,98 +65,146 @@ WORST: Final = {"ring": "nan", "fold-every-commit": "nan", "compact": "garbage"}
 """What dead memory holds: NaN in a dead record is a finding of the compact releases."""
 
 
-def case(name: str, device: Device, shape: Geometry, dtype: str, windows: int, end: float) -> Any:
-    """Walk random histories on a target until there were so many row-windows, or time is up."""
-    target: Any = registry.resolve(name, device)
-    operations = target.operations - LOSING[target.dialect.name] - {"prefill"}
-    told = plans(
-        target, device, worst=WORST[target.dialect.name], geometry=shape, dtype=dtype, ring=RING,
-        window=WINDOW,
-    )  # fmt: skip
-    begun, late = time.monotonic(), lambda: time.monotonic() > end
-    compared, situations, replays = Counter[str](), Counter[str](), Counter[str]()
-    largest: dict[str, float] = {}
-    mismatches: list[str] = []
-    refused: dict[str, str] = {}
-    walked = histories = 0
-    for number, plan in zip(itertools.count(), itertools.cycle(told)):
-        if walked >= windows or late() or len(mismatches) > 3:
-            break
-        setup = msgspec.structs.replace(plan.setup, slots=ROWS + 2)
-        first = number == 0
-        served = plan._replace(setup=setup, rows=ROWS, operations=operations, directed=first)
-        trace = history(served, SEED, number, windows_max=windows - walked)
-        verdict = walk(trace, target, out_of_time=late)
-        histories, walked = histories + 1, walked + verdict.windows
-        compared.update(verdict.compared)
-        situations.update(verdict.situations)
-        largest |= {k: max(v, largest.get(k, 0.0)) for k, v in verdict.largest.items()}
-        mismatches += [mismatch.sentence for mismatch in verdict.mismatches]
-        if name.endswith("+graph"):
-            captured = target.captured()
-            replays.update(captured["replays"])
-            refused |= captured["refused"]
-    return {
-        "target": name,
-        "geometry": msgspec.to_builtins(shape),
-        "dtype": dtype,
-        "operations": sorted(operations),
-        "histories": histories,
-        "windows": walked,
-        "compared": dict(compared),
-        "situations": dict(situations),
-        "largest": largest,
-        "mismatches": mismatches,
-        "replays": dict(replays),
-        "not captured": refused,
-        "complete": walked >= windows,
-        "seconds": round(time.monotonic() - begun, 2),
-    }
+class Job(NamedTuple):
+    """What a process walks: cases of one shape, or a release's findings where there is none."""
+
+    release: str
+    """Such as 0.5.16; `installed` is the SGLang of the Python that is used."""
+    device: Device
+    windows: int
+    """Row-windows of each mode."""
+    until: float
+    """By `time.time()`."""
+    geometry: tuple[int, int, int, int] | None = None
+    dtype: str = "float32"
+
+    @property
+    def target(self) -> str:
+        """Its name."""
+        return "sglang-pool" if self.release == "installed" else f"sglang-pool=={self.release}"
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """One a mode, or one a finding."""
+        target: Any = registry.resolve(self.target, self.device)
+        yield {"identity": dict(target.identity())}
+        if self.geometry is None:
+            for trace in FINDINGS[target.dialect.name]:
+                path = Path(__file__).parents[1] / "findings" / f"{trace}.json"
+                found = walk(load(path), target).mismatches
+                yield {"trace": path.name, "mismatches": [m.sentence() for m in found]}
+            return
+        for mode in MODES[self.device]:
+            yield self.case(registry.resolve(self.target + mode, self.device), mode)
+
+    def case(self, target: Any, mode: str) -> dict[str, Any]:
+        """Random histories until there were so many row-windows, or time is up."""
+        assert self.geometry is not None
+        dialect = target.dialect.name
+        operations = target.operations - LOSING[dialect] - {"prefill"}
+        shape = Geometry(*self.geometry)
+        fixed: dict[str, Any] = {"geometry": shape, "ring": RING, "window": WINDOW}
+        told = plans(target, self.device, worst=WORST[dialect], dtype=self.dtype, **fixed)
+        begun, late = time.monotonic(), lambda: time.time() > self.until
+        compared, situations, replays = Counter[str](), Counter[str](), Counter[str]()
+        largest: dict[str, float] = {}
+        mismatches: list[str] = []
+        refused: dict[str, str] = {}
+        walked = histories = 0
+        for number, plan in zip(itertools.count(), itertools.cycle(told)):
+            if walked >= self.windows or late() or len(mismatches) > 3:
+                break
+            setup = msgspec.structs.replace(plan.setup, slots=ROWS + 2)
+            first = number == 0
+            served = plan._replace(setup=setup, rows=ROWS, operations=operations, directed=first)
+            trace = history(served, SEED, number, windows_max=self.windows - walked)
+            verdict = walk(trace, target, out_of_time=late)
+            histories, walked = histories + 1, walked + verdict.windows
+            compared.update(verdict.compared)
+            situations.update(verdict.situations)
+            largest |= {k: max(v, largest.get(k, 0.0)) for k, v in verdict.largest.items()}
+            mismatches += [mismatch.sentence() for mismatch in verdict.mismatches]
+            if mode:
+                captured = target.captured()
+                replays.update(captured["replays"])
+                refused |= captured["refused"]
+        return {
+            "steps": "replayed" if mode else "launched",
+            "operations": sorted(operations),
+            "histories": histories,
+            "windows": walked,
+            "complete": walked >= self.windows,
+            "seconds": round(time.monotonic() - begun, 2),
+            "largest": largest,
+            "compared": dict(compared),
+            "situations": dict(situations),
+            "mismatches": mismatches,
+            "replays": dict(replays),
+            "not captured": refused,
+        }
+
+    def run(self) -> list[dict[str, Any]]:
+        """Its results, from a process of its own; what it had found when it was ended, too."""
+        with tempfile.TemporaryFile("w+b") as lines:
+            child = subprocess.Popen(
+                [sys.executable, __file__, "--job", msgspec.json.encode(self).decode()],
+                stdout=lines,
+            )
+            try:
+                child.wait(max(1.0, self.until + 5.0 - time.time()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+            lines.seek(0)
+            return [msgspec.json.decode(line) for line in lines.read().splitlines()]
 
 
-def finding(name: str, device: Device, trace: str) -> Any:
-    """What a finding's smallest history shows here."""
-    path = Path(__file__).parents[1] / "findings" / f"{trace}.json"
-    verdict = walk(load(path), registry.resolve(name, device))
-    return {
-        "trace": path.name,
-        "mismatches": [mismatch.sentence for mismatch in verdict.mismatches],
-    }
+def serve(job: Job) -> None:
+    """Print the results of a job as they come, one JSON object a line."""
+    printed, lines = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    try:
+        for result in job.results():
+            os.write(lines, msgspec.json.encode(result) + b"\n")
+    except Exception:  # noqa: BLE001 - whatever it is, the other jobs go on
+        os.write(lines, msgspec.json.encode({"error": traceback.format_exc()}) + b"\n")
+    printed.flush()
 
 
 def main() -> int:
-    """Run the cases, the plainest first."""
+    """Run all jobs, the longest first."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("release", help="such as 0.5.16; empty for the one that is installed")
+    parser.add_argument("releases", nargs="+", help="such as 0.5.16; or: installed")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seconds", type=float, default=80.0)
-    parser.add_argument("--windows", type=int, default=240, help="row-windows of each case")
+    parser.add_argument("--windows", type=int, default=300, help="row-windows of each mode")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    device: Device = given.device
-    end = time.monotonic() + given.seconds
-    name = f"sglang-pool=={given.release}" if given.release else "sglang-pool"
-    target: Any = registry.resolve(name, device)
-    result: dict[str, Any] = {"identity": dict(target.identity()), "cases": [], "findings": []}
-    left = list(itertools.product(GEOMETRIES[device], DTYPES[device], MODES[device]))
-    while left and time.monotonic() < end:
-        shape, dtype, mode = left.pop(0)
-        done = case(name + mode, device, Geometry(*shape), dtype, given.windows, end)
-        result["cases"].append(done)
-        write_json(given.out, result)
-        kept = {k: done[k] for k in ("target", "dtype", "windows", "largest", "replays", "seconds")}
-        print(shape, kept, done["mismatches"], done["not captured"], flush=True)
-    for trace in FINDINGS[target.dialect.name]:
-        result["findings"].append(finding(name, device, trace))
-        print(result["findings"][-1], flush=True)
-    result["not run"] = [list(case) for case in left]
-    write_json(given.out, result)
-    if any(done["mismatches"] for done in result["cases"]):
+    common = given.device, given.windows, time.time() + given.seconds
+    shapes = itertools.product(GEOMETRIES[given.device], given.releases, DTYPES[given.device])
+    jobs = [Job(release, *common, geometry, dtype) for geometry, release, dtype in shapes]
+    jobs += [Job(release, *common) for release in given.releases]
+    identities: dict[str, Any] = {}
+    told: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for job, results in zip(jobs, pool.map(Job.run, jobs), strict=True):
+            about = {"target": job.target, "geometry": job.geometry, "dtype": job.dtype}
+            for result in results:
+                if "identity" in result:
+                    identities[job.target] = result["identity"]
+                else:
+                    told.append((about if job.geometry else {"target": job.target}) | result)
+                    print(told[-1], flush=True)
+            expected = 1 + len(MODES[given.device]) if job.geometry else 1
+            if len(results) < expected and not any("error" in result for result in results):
+                told.append(about | {"complete": False})
+    write_json(given.out, {"identities": identities, "results": told})
+    if any(bool(r.get("mismatches")) != ("trace" in r) or "error" in r for r in told):
         return 1
-    if not all(found["mismatches"] for found in result["findings"]):
-        return 1
-    return 3 if left or not all(done["complete"] for done in result["cases"]) else 0
+    return 0 if all(result.get("complete", True) for result in told) else 3
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--job"]:
+        serve(msgspec.json.decode(sys.argv[2], type=Job))
+    else:
+        sys.exit(main())

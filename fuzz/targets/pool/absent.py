@@ -52,7 +52,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self) -> None:
         self.answered: set[str] = set()
-        """Packages that it stood in for."""
+        """Modules that it stood in for."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -61,7 +61,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package = name.partition(".")[0]
         if package not in PACKAGES or _is_real(package):
             return None
-        self.answered.add(package)
+        self.answered.add(name)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

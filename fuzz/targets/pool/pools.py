@@ -65,7 +65,7 @@ class Pools:
         versions |= {"triton": triton.__version__, "device": "cpu (interpreter)"}
         if DEVICE == "cuda":
             versions |= {"device": torch.cuda.get_device_name()}
-            versions |= dict.fromkeys(sorted(self.absent.answered), "a stand-in")
+            versions |= {"stand-ins": ", ".join(sorted(self.absent.answered))}
         return Message("done", {**versions, **files}, [])
 
     def open(
