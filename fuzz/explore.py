@@ -624,10 +624,9 @@ class _Exploration:
         if self.run_dir is not None:
             failures.write_json(self.run_dir / REPORT, self.report)
 
-    def _keep_what_hangs(self, hang: Hang | None) -> None:
+    def _keep_what_hangs(self, hang: Hang) -> None:
         """The history that does not end, as a finding."""
         report = self.report
-        assert hang is not None
         report.inconclusive.append(
             "the target does not come back, so its worker was killed and the run ended there"
         )

@@ -1,10 +1,17 @@
-"""Replaying a kept trace: does it still show what it showed, and if not, from where on?"""
+"""Replaying a kept trace: does it still show what it showed, and if not, from where on?
+
+Traces of targets that hang or kill their process are kept like any other, so many are replayed in
+a process of their own, which is watched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,7 +23,12 @@ from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetErro
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import Trace, TraceError, load
 from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
+from ringfold.fuzz.workers import Workers
 from ringfold.sim.setup import SetupError
+
+POLL_SECONDS: Final = 0.2
+NOWHERE: Final = Hang(worker=0, configuration=0, number=0, operation=0)
 
 
 class Outcome(StrEnum):
@@ -56,19 +68,100 @@ class Replayed(msgspec.Struct):
 
 
 def replay(
-    path: Path, target_name: str | None, device: Device, known: Sequence[KnownFailure] = ()
+    path: Path,
+    target_name: str | None,
+    device: Device,
+    known: Sequence[KnownFailure] = (),
+    on_operation: Callable[[], None] = lambda: None,
 ) -> Replayed:
-    """Walk the trace at `path` on its own target, or on the one called `target_name`."""
+    """Walk the trace at `path` on its own target, or on the one called `target_name`.
+
+    `on_operation` is called before the target is opened, and before each operation.
+    """
     name = target_name or ""
+
+    def begins() -> bool:
+        on_operation()
+        return False
+
     try:
         trace = load(path)
         name = target_name or trace.target or "sim"
-        verdict = walk(trace, resolve(name, device), folder=path.parent)
+        target = resolve(name, device)
+        begins()
+        verdict = walk(trace, target, folder=path.parent, out_of_time=begins)
     except (TraceError, UnknownTargetError, SetupError, RefusedError) as error:
         return Replayed(str(path), name, Outcome.ERROR, str(error))
     except (MissingTargetError, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
     return judge(trace, verdict, str(path), name, known)
+
+
+def replay_all(
+    paths: Sequence[Path],
+    target_name: str | None,
+    device: Device,
+    known: Sequence[KnownFailure] = (),
+    *,
+    hang_max: float = HANG_SECONDS,
+    on_progress: Callable[[Path], None] = lambda path: None,
+) -> list[Replayed]:
+    """Replay each in a worker process; one that hangs for `hang_max` seconds, or dies, has failed.
+
+    `on_progress` hears of each path before it is replayed.
+    """
+    replayed = list[Replayed]()
+    while len(replayed) < len(paths):
+        with Workers(1, _start_worker, hang_max=hang_max) as workers:
+            for number, path in enumerate(paths[len(replayed) :]):
+                on_progress(path)
+                future = workers.submit(_replay, number, path, target_name, device, known)
+                try:
+                    while not future.done():
+                        wait([future], POLL_SECONDS)
+                        workers.look()
+                    replayed.append(future.result())
+                except HangingError as hanging:
+                    cut = hanging.hang.mismatch(load(path), hang_max)
+                except BrokenProcessPool:
+                    at = workers.watch.hanging(0.0) or NOWHERE
+                    cut = msgspec.structs.replace(
+                        at.mismatch(load(path), hang_max), symptom="the target's process died"
+                    )
+                else:
+                    continue
+                replayed.append(_cut_short(cut, path, target_name, known))
+                break  # this worker is gone
+    return replayed
+
+
+def _cut_short(
+    mismatch: Mismatch, path: Path, target_name: str | None, known: Sequence[KnownFailure]
+) -> Replayed:
+    trace = load(path)
+    verdict = Verdict(mismatches=[mismatch], complete=False)
+    return judge(trace, verdict, str(path), target_name or trace.target or "sim", known)
+
+
+_watch: Watch
+
+
+def _start_worker(watch: Watch) -> None:
+    global _watch  # noqa: PLW0603 - set once, when the process starts
+    _watch = watch
+
+
+def _replay(
+    number: int,
+    path: Path,
+    target_name: str | None,
+    device: Device,
+    known: Sequence[KnownFailure],
+) -> Replayed:
+    try:
+        return replay(path, target_name, device, known, lambda: _watch.begin(0, number))
+    finally:
+        _watch.done()
 
 
 def judge(

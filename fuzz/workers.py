@@ -40,7 +40,10 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is KeyboardInterrupt:  # whoever pressed Ctrl-C does not wait
+            for worker in multiprocessing.active_children():
+                worker.kill()
         self.pool.shutdown(cancel_futures=True)
         self.folder.cleanup()
 

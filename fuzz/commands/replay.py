@@ -18,8 +18,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
-from ringfold.fuzz.replay import Outcome, Replayed
-from ringfold.fuzz.replay import replay as replay_trace
+from ringfold.fuzz.replay import Outcome, Replayed, replay_all
 from ringfold.fuzz.trace import TraceError
 
 
@@ -52,12 +51,17 @@ def replay(
         for file in ([known] if known else filter(Path.is_file, map(_known_file, traces)))
         for failure in known_failures.load(file)
     ]
-    replayed = []
     with progress_display() as progress:
         task = progress.add_task("replaying", total=len(paths))
-        for path in paths:
-            progress.update(task, description=f"replaying {path}", advance=1)
-            replayed.append(replay_trace(path, target, on, expected))
+        replayed = replay_all(
+            paths,
+            target,
+            on,
+            expected,
+            on_progress=lambda path: progress.update(
+                task, description=f"replaying {path}", advance=1
+            ),
+        )
     if as_json:
         print_json({"traces": replayed})
     else:

@@ -7,7 +7,9 @@ the first operation whose outcome is not the recorded one.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringfold.fuzz import failures
-from ringfold.fuzz.replay import Outcome, Replayed, replay
+from ringfold.fuzz.replay import Outcome, Replayed, replay, replay_all
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
 from ringfold.fuzz.walk import walk
@@ -180,3 +182,47 @@ def test_what_was_seen_may_be_anything(seen: dict[str, object], agreeing: Path) 
     save(edited, agreeing)
 
     assert again(agreeing).outcome == Outcome.AGREES
+
+
+HANG_SECONDS: Final = 5.0
+ILL: Final = """
+import os
+import time
+from ringfold.fuzz.targets.simulated import SimulatedTarget
+
+
+class Hangs(SimulatedTarget):
+    def __init__(self, device):
+        super().__init__("ill")
+
+    def commit(self, rows, accepted, bound):
+        time.sleep(10_000)
+
+
+class Dies(Hangs):
+    def commit(self, rows, accepted, bound):
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ill", "symptom"),
+    [("Hangs", "the target hangs"), ("Dies", "the target's process died")],
+)
+def test_a_target_that_does_not_come_back(
+    ill: str, symptom: str, agreeing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Has failed, at the operation that it is at; its process is killed, and others go on."""
+    (tmp_path / "ill.py").write_text(ILL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    started = time.monotonic()
+
+    one, other = replay_all(
+        [agreeing, tmp_path / "none"], f"ill:{ill}", "cpu", hang_max=HANG_SECONDS
+    )
+
+    assert time.monotonic() - started < 8 * HANG_SECONDS
+    assert (one.outcome, other.outcome) == (Outcome.FAILED, Outcome.ERROR)
+    (mismatch,) = one.mismatches
+    assert (mismatch.check, mismatch.symptom) == ("crash", symptom)
+    assert (mismatch.kind, mismatch.operation) == ("commit", 2)
