@@ -1,4 +1,4 @@
-"""Does a request's state survive retraction and the prefix cache? SGLang's own pool, no ringfold.
+"""Does a request's state survive what a server does with it? SGLang's own pool, no ringfold.
 
     PYTHONPATH=RELEASE python pool_states.py
 
@@ -10,11 +10,17 @@ its ring: `pending` says how many. Then
   * it goes to host memory (`Req.offload_kv_cache`), its seat is given back, and it returns
     (`Req.load_kv_cache`), or
   * it finishes (`release_kv_cache`) and another request with the same prompt starts from the prefix
-    cache (`init_next_round_input`, and the copy on write of a prefill).
-Its next window gets the same tokens as that of a request that just stayed. If the state survived,
-the outputs are the same to the last bit. Where the key of the prefix is shorter than the prompt, the
-state must be that of the shorter text, and so must the convolution's window: that is compared with
-what it was before the two tokens.
+    cache (`init_next_round_input`, and the copy on write of a prefill), or
+  * its next token rides in a prefill batch (`--enable-mixed-chunk`), through the release's chunked
+    kernel in float16; once with records pending and once without.
+Its next tokens are those of a request that just stayed. If the state survived, the outputs are the
+same to the last bit, and to float16 in a mixed batch. Where the key of the prefix is shorter than
+the prompt, the state must be that of the shorter text, and so must the convolution's window: that
+is compared with what it was before the two tokens.
+
+With the extra buffer (`--mamba-radix-cache-strategy extra_buffer`) the window crosses the track
+interval at its first token, the request finishes, and another one starts from the 256 tokens that
+are kept: its next outputs should be those of a request that kept that one token, to float32.
 """
 
 # ruff: noqa: D101, D102, E402, SLF001 - imports wait for what they need; it calls as SGLang does
@@ -22,12 +28,15 @@ import contextlib
 import importlib
 import inspect
 import os
+import sys
 from array import array
 
 os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
+import triton.language as tl
 from torch.overrides import TorchFunctionMode
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder
 
 for op in ("nms", "qnms"):  # torchvision's own binary does not load beside torch for the CPU
@@ -36,7 +45,8 @@ for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):  # mask
     original = getattr(InterpreterBuilder, name)
 
     def call(self, *given, original=original, at=at):
-        given[at].data = given[at].data.astype(np.bool_)
+        if not isinstance(given[at], np.ndarray):
+            given[at].data = given[at].data.astype(np.bool_)
         return original(self, *given)
 
     setattr(InterpreterBuilder, name, call)
@@ -49,7 +59,13 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearA
 from sglang.srt.layers.attention.linear import utils as linear_utils
 from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
-from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req, ReqKvInfo
+from sglang.srt.managers.schedule_batch import (
+    FINISH_LENGTH,
+    Req,
+    ReqKvInfo,
+    set_mamba_track_indices_from_reqs,
+)
+from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -62,6 +78,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
 H, HV, K, V, L, D, PROMPT = 1, 2, 32, 32, 16, 2, 24
+INTERVAL = 256  # of tracks, unless --mamba-track-interval says another
 DIM = 2 * H * K + HV * V
 
 
@@ -77,6 +94,7 @@ class Namespace:
 class OnCpu(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         return function(*args, **kwargs)
@@ -104,10 +122,25 @@ for name in ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_w
         setattr(scatter, name, claiming_cuda(getattr(scatter, name)))
 
 
+PROCESSOR = batch_result_processor.SchedulerBatchResultProcessor
+RESULTS = Namespace(tree_cache=Namespace(page_size=1))
+RESULTS._mamba_check_track_boundary = lambda *given: PROCESSOR._mamba_check_track_boundary(
+    RESULTS, *given
+)
+
+
 class Step(int):
     def to(self, *dtype):
         return self
 
+
+vars(torch.cpu)["device"] = lambda index: contextlib.nullcontext()  # there is but one
+for name, module in list(sys.modules.items()):  # the interpreter replaces tl.exp, not its aliases
+    if name.startswith("sglang.kernels.") and hasattr(module, "exp"):
+        module.exp = lambda x: tl.exp(x)
+Autotuner.run = lambda self, *given, **named: self.fn.run(
+    *given, **named, **self.configs[0].all_kwargs()
+)  # whichever: nothing is timed
 
 for folder in ("fla", "linear"):  # a loop variable is a plain int in the interpreter
     with contextlib.suppress(ImportError):
@@ -124,7 +157,8 @@ set_global_server_args_for_scheduler(ARGUMENTS)
 
 
 class Server:
-    def __init__(self):
+    def __init__(self, dtype=torch.float32, tracks=False):
+        self.dtype, self.tracks = dtype, tracks
         shape = Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=HV * V, n_groups=H, num_heads=HV, head_dim=V,
             state_size=K, conv_kernel=4,
@@ -133,12 +167,12 @@ class Server:
         flags = ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec")
         with OnCpu():
             self.pool = HybridReqToTokenPool(
-                size=3, mamba_size=3, mamba_spec_state_size=3, max_context_len=64, device="cpu",
-                enable_memory_saver=False, mamba_layer_ids=[0], enable_mamba_extra_buffer=False,
+                size=3, mamba_size=6, mamba_spec_state_size=3, max_context_len=512, device="cpu",
+                enable_memory_saver=False, mamba_layer_ids=[0], enable_mamba_extra_buffer=tracks,
                 cache_params=Mamba2CacheParams(
                     shape=shape,
                     layers=[0],
-                    dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
+                    dtype=Mamba2StateDType(conv=dtype, temporal=torch.float32),
                 ),
                 speculative_num_draft_tokens=D, speculative_eagle_topk=1, start_layer=0,
                 enable_overlap_schedule=False, linear_replayssm_cache_len=L,
@@ -156,16 +190,17 @@ class Server:
         self.runner.attn_backend = HybridLinearAttnBackend(full, self.linear, [])
         draw = torch.Generator().manual_seed(0)
         self.layer = RadixLinearAttention(
-            0, H, H, HV, K, K, V, conv_weights=torch.randn(DIM, 4, generator=draw) * 0.4, bias=None,
+            0, H, H, HV, K, K, V, bias=None,
+            conv_weights=(torch.randn(DIM, 4, generator=draw) * 0.4).to(dtype),
             activation="silu", A_log=torch.full((HV,), -3.0),
             dt_bias=torch.randn(HV, generator=draw),
         )  # fmt: skip
         allocator = TokenToKVPoolAllocator(
-            256, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
+            512, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
         )
         params = CacheInitParams(
             disable=False, req_to_token_pool=self.pool, token_to_kv_pool_allocator=allocator,
-            page_size=1,
+            page_size=1, enable_mamba_extra_buffer=tracks,
         )  # fmt: skip
         context = Namespace(params=params, server_args=ARGUMENTS, is_hybrid_ssm=True)
         context.disable_radix_cache = context.is_hybrid_swa = False
@@ -188,30 +223,58 @@ class Server:
         ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(self.runner, batch)
         return req
 
-    def prefilled(self):
+    def prefilled(self, length=PROMPT):
         """What a prefill leaves: a state and the convolution's window."""
-        req, draw = self.begin(array("q", range(PROMPT))), torch.Generator().manual_seed(1)
+        req, draw = self.begin(array("q", range(length))), torch.Generator().manual_seed(1)
         slot = slot_of(req)
         self.states.temporal[:, slot] = torch.randn(1, HV, V, K, generator=draw)
         self.states.conv[0][:, slot] = torch.randn(1, DIM, 3, generator=draw)
         return req
 
-    def step(self, req, seed):
-        """Verify a window of D tokens and keep all of them."""
-        draw, rows = torch.Generator().manual_seed(seed), torch.tensor([row_of(req)])
+    def forward(self, req, count, seed, mode, **facts):
+        """Outputs of the first `count` of the D tokens that the seed stands for."""
+        draw = torch.Generator().manual_seed(seed)
         batch = Namespace(
-            batch_size=1, req_pool_indices=rows, forward_mode=ForwardMode.TARGET_VERIFY,
-            logical_forward_mode=ForwardMode.TARGET_VERIFY, spec_info=Namespace(draft_token_num=D),
-            input_ids=torch.zeros(D, dtype=torch.int64), seq_lens=torch.zeros(1).long(),
+            batch_size=1, req_pool_indices=torch.tensor([row_of(req)]), forward_mode=mode,
+            logical_forward_mode=mode, input_ids=torch.zeros(count, dtype=torch.int64), **facts,
         )  # fmt: skip
         self.linear.init_forward_metadata(batch)
-        out = self.runner.attn_backend.forward(
-            layer=self.layer, forward_batch=batch, mixed_qkv=torch.randn(D, DIM, generator=draw),
-            a=torch.randn(D, HV, generator=draw), b=torch.randn(D, HV, generator=draw),
+        qkv, a, b = (
+            torch.randn(D, size, generator=draw)[:count].to(self.dtype) for size in (DIM, HV, HV)
+        )
+        return batch, self.runner.attn_backend.forward(
+            layer=self.layer, forward_batch=batch, mixed_qkv=qkv, a=a, b=b
+        )
+
+    def mixed(self, req, seed):
+        """One token that rides in a prefill batch."""
+        one = torch.ones(1, dtype=torch.int32)
+        _, out = self.forward(
+            req, 1, seed, ForwardMode.MIXED, extend_start_loc=0 * one, extend_seq_lens=one,
+            extend_prefix_lens=PROMPT * one, extend_seq_lens_cpu=[1],
+            extend_prefix_lens_cpu=[PROMPT], seq_lens_cpu=(PROMPT + 1) * one, extend_num_tokens=1,
         )  # fmt: skip
-        kept, index = torch.tensor([D], dtype=torch.int32), torch.arange(D, dtype=torch.int32)
+        return out.flatten()
+
+    def step(self, req, seed, keep=D, length=PROMPT):
+        """Verify a window of D tokens behind `length` others and keep the first of them."""
+        batch, out = self.forward(
+            req, D, seed, ForwardMode.TARGET_VERIFY, spec_info=Namespace(draft_token_num=D),
+            seq_lens=torch.tensor([length]), reqs=[req], req_to_token_pool=self.pool,
+            tree_cache=Namespace(page_size=1), spec_algorithm=Namespace(is_none=lambda: False),
+        )  # fmt: skip
+        if self.tracks:
+            with OnCpu():
+                set_mamba_track_indices_from_reqs(batch)
+        kept = torch.tensor([keep], dtype=torch.int32)
+        index = torch.full((1, D), -1, dtype=torch.int32)
+        index[0, :keep] = torch.arange(keep)
         worker = Namespace(model_runner=self.runner)
-        commit_mamba_states_after_verify(worker, batch, kept, index[None], D)
+        commit_mamba_states_after_verify(worker, batch, kept, index, D)
+        req.output_ids = array("q", range(length, length + keep + 1))  # the last is not yet fed
+        if self.tracks:
+            result = Namespace(num_correct_drafts_per_req_cpu=[keep - 1])
+            PROCESSOR._mamba_prefix_cache_update(RESULTS, req, batch, result, 0)
         return out.flatten().clone()
 
     def pending(self, req):
@@ -239,22 +302,29 @@ class Server:
         self.pool.alloc([req])
         req.load_kv_cache(self.pool, allocator)
 
-    def finish(self, req):
-        places = self.allocator.alloc(PROMPT).to(torch.int32)
-        self.pool.req_to_token[row_of(req), :PROMPT] = places
+    def finish(self, req, length=PROMPT):
+        places = self.allocator.alloc(length).to(torch.int32)
+        self.pool.req_to_token[row_of(req), :length] = places
         if req.kv is None:
             takes = inspect.signature(ReqKvInfo).parameters
-            given = {"kv_allocated_len": PROMPT, "swa_evicted_seqlen": 0}
+            given = {"kv_allocated_len": length, "swa_evicted_seqlen": 0}
             req.kv = ReqKvInfo(**{k: v for k, v in given.items() if k in takes})
         for owner in (req, req.kv):
             for field in ("kv_committed_len", "kv_allocated_len"):
                 if hasattr(owner, field):
-                    setattr(owner, field, PROMPT)
-        req.finished_reason = FINISH_LENGTH(length=PROMPT)
+                    setattr(owner, field, length)
+        req.finished_reason = FINISH_LENGTH(length=length)
         named = inspect.signature(release_kv_cache).parameters
         release_kv_cache(
             req, self.cache, **{"checkpoint" if "checkpoint" in named else "is_insert": True}
         )
+
+
+def kept_of(req):
+    """How many tokens of a prompt were found."""
+    indices = getattr(req, "prefix_indices", None)
+    kept = getattr(req, "prefix_len", None) if indices is None else len(indices)
+    return req.kv.cache_protected_len if kept is None else kept
 
 
 def nothing(*given, **named):
@@ -298,10 +368,7 @@ now = server.states.conv[0][:, slot_of(donor)].clone()
 server.finish(donor)
 heir = server.begin(array("q", range(PROMPT + 1)))
 window = server.states.conv[0][:, slot_of(heir)]
-indices = getattr(heir, "prefix_indices", None)
-kept = getattr(heir, "prefix_len", None) if indices is None else len(indices)
-if kept is None:
-    kept = heir.kv.cache_protected_len
+kept = kept_of(heir)
 print(f"  finished with {pending} pending: {kept} of {PROMPT} tokens are kept")
 if kept == PROMPT:
     print(f"  started from them: next outputs {difference(server.step(heir, seed=3), right)}")
@@ -309,3 +376,25 @@ else:
     place = "that of the kept tokens" if torch.equal(window, before) else "another one"
     place = f"{place}: that of all {PROMPT}" if torch.equal(window, now) else place
     print(f"  started from them: the convolution's window is {place}")
+
+for waits in (True, False):
+    server = Server(torch.float16)
+    rides, stays = server.prefilled(), server.prefilled()
+    if waits:
+        for req in (rides, stays):
+            server.step(req, seed=2)
+    pending = server.pending(rides)
+    got, right = server.mixed(rides, seed=3), server.step(stays, seed=3)[: HV * V]
+    print(f"  in a mixed batch with {pending} pending: its output {difference(got, right)}")
+
+server, before = Server(tracks=True), INTERVAL - 1
+donor = server.prefilled(before)
+server.step(donor, seed=2, length=before)
+server.finish(donor, before + D)
+heir = server.begin(array("q", range(before + D + 1)))
+kept = kept_of(heir)
+print(f"  finished behind the track interval: {kept} of {before + D} tokens are kept")
+stays = server.prefilled(before)
+server.step(stays, seed=2, keep=kept - before, length=before)
+got, right = (server.step(req, seed=3, length=kept) for req in (heir, stays))
+print(f"  started from them: next outputs {difference(got, right)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.provenance import machine
 from ringfold.fuzz.targets.sglang_release import (
     DECODE,
     FILES,
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120, help="of one script")
     options = parser.parse_args()
+    known = machine() | {"command": shlex.join(["docs/findings/run.py", *sys.argv[1:]])}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         waiting = [
@@ -155,7 +158,7 @@ def main() -> None:
         for done in as_completed(waiting):
             rows.append(row := done.result())
             rows.sort(key=lambda row: (row["findings"], row["releases"]))
-            write_json(options.out, {"device": "cuda" if options.cuda else "cpu", "runs": rows})
+            write_json(options.out, {"machine": known, "runs": rows})
             print(f"{row['script']} {', '.join(row['releases'])}: exit {row['exit']}")
             print(*(f"  {line}" for line in row["output"]), sep="\n", flush=True)
     if not rows:
