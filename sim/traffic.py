@@ -174,8 +174,10 @@ def predict(dialect: str, pool: Pool, load: Workload, bandwidth: float) -> Predi
     )
 
 
-def recommended(swept: list[Prediction], slack: float = 0.01) -> Prediction:
-    """The shortest ring whose time a token is within `slack` of the best: memory counts too."""
-    best = min(p.token_microseconds for p in swept)
-    fast = [p for p in swept if p.token_microseconds <= (1 + slack) * best]
-    return min(fast, key=lambda p: p.ring or 0)
+def recommended(times: Mapping[int, float], slack: float = 0.01) -> int:
+    """The shortest ring whose time, of `times` by length, is within `slack` of the best.
+
+    Shortest, since memory counts too.
+    """
+    best = min(times.values())
+    return min(ring for ring, time in times.items() if time <= (1 + slack) * best)

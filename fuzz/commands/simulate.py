@@ -13,6 +13,7 @@ from rich.table import Table
 from ringfold.fuzz.commands.memory import model_of
 from ringfold.fuzz.commands.options import geometry_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.predicting import Compared, Length, compare
 from ringfold.fuzz.served import served
 from ringfold.fuzz.trace import Decode, Trace, Verify, save
 from ringfold.sim.dialects import DIALECTS, RING_DIALECT, VERIFIERS
@@ -76,8 +77,19 @@ def simulate(
         typer.Option(help="Chance of each draft. [1 to T tokens with equal chance]"),
     ] = None,
     bandwidth: Annotated[
-        float, typer.Option(help="Memory bandwidth in TB/s; measured on one H200: 4.2.")
-    ] = H200_TERABYTES,
+        float | None,
+        typer.Option(
+            help="Of the memory in TB/s. [4.2, as one H200 gave; with --measured its own]"
+        ),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="What `ringfold bench --save` wrote: predict its cases, ring by ring, and no "
+            "workload.",
+        ),
+    ] = None,
     state_dtype: Annotated[str | None, typer.Option(help="Of states. [the model's]")] = None,
     conv_dtype: Annotated[str, typer.Option(help="Of activations and records.")] = "bfloat16",
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks that share the heads.")] = 1,
@@ -112,7 +124,13 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Serve a workload by every protocol; predict bytes and time, and recommend a ring length."""
-    require(bandwidth > 0, "bandwidth", bandwidth, "above 0", "give it in TB/s")
+    if bandwidth is not None:
+        require(bandwidth > 0, "bandwidth", bandwidth, "above 0", "give it in TB/s")
+    if measured is not None:
+        beside = compare(measured, ring or [8, 16, 32, 64], bandwidth)
+        print_json(beside) if as_json else _show_beside(beside)
+        return
+    speed = bandwidth or H200_TERABYTES
     chosen = preset_name or (None if config else "qwen3.5-35b-a3b")
     model = model_of(chosen, config, (None,) * 5, 4)
     windows, rings = window or [4], ring or [16, 8, 32, 64, 128]
@@ -155,7 +173,7 @@ def simulate(
 
         def at(protocol: str, served: Workload) -> Prediction:
             display.update(task, description=f"{protocol}, T={served.window}, L={served.ring}")
-            return predict(protocol, pool, served, bandwidth * 1e12)
+            return predict(protocol, pool, served, speed * 1e12)
 
         protocols = [at(name, load) for name in DIALECTS]
         sweeps = []
@@ -167,9 +185,9 @@ def simulate(
                     if L >= 2 * T
                 ]
                 if predictions:
-                    best = recommended(predictions).ring or 0
-                    sweeps.append(Sweep(name, T, predictions, best))
-    report = Report(model.name, tp, bandwidth, load, protocols, sweeps)
+                    times = {p.ring or 0: p.token_microseconds for p in predictions}
+                    sweeps.append(Sweep(name, T, predictions, recommended(times)))
+    report = Report(model.name, tp, speed, load, protocols, sweeps)
     if as_json:
         print_json(report)
         return
@@ -190,6 +208,48 @@ def _show_written(written: Written) -> None:
     out.print(f"{written.trace}: {written.windows:,} row-windows; {counts}.", markup=False)
     target = f"sim@{written.dialect}"
     out.print(f"replay: ringfold replay {written.trace} --target {target}", markup=False)
+
+
+def _show_beside(found: Compared) -> None:
+    """A line a target and case: predicted / measured at each ring length."""
+    rings = sorted({one.ring for ladder in found.ladders for one in ladder.lengths})
+    cases = list(dict.fromkeys(ladder.case for ladder in found.ladders))
+    for case in cases:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        headings = ("target", "bytes", "rest", *(f"L={ring}" for ring in rings))
+        for heading in (*headings, "recommended", "over best"):
+            table.add_column(heading, no_wrap=True)
+        for ladder in found.ladders:
+            if ladder.case != case:
+                continue
+            at = {one.ring: one for one in ladder.lengths}
+            cells = [_both(at[ring]) if ring in at else "" for ring in rings]
+            swept = len(at) > 1
+            table.add_row(
+                ladder.target,
+                f"{at[case.ring].bytes_us:.1f}",
+                f"{ladder.rest_us:.1f}",
+                *cells,
+                f"L={ladder.recommended_ring}" if swept else "",
+                "" if ladder.over_best is None else f"{ladder.over_best - 1:+.1%}",
+            )
+        out.print(f"{case}:", markup=False)
+        print_table(table)
+        out.print()
+    for name, why in found.left_out.items():
+        out.print(f"left out: {name}: {why}", markup=False)
+    out.print(
+        f"Microseconds a step and layer, predicted / measured. bytes: what they take at "
+        f"{found.bandwidth:.3g} TB/s; rest: what was measured beyond that at the case's L, taken "
+        "to be the same at all others; over best: the recommended length's measured time over the "
+        "best measured.",
+        markup=False,
+    )
+
+
+def _both(one: Length) -> str:
+    found = "" if one.measured_us is None else f" / {one.measured_us:.1f}"
+    return f"{one.predicted_us:.1f}{found}"
 
 
 def _show(report: Report, pool: Pool) -> None:

@@ -7,7 +7,6 @@ rows and 172 for 256 at 4.2 TB/s, before any of this was written.
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from ringfold.sim.dialects import (
@@ -142,23 +141,7 @@ def test_every_dialect_has_its_bytes() -> None:
     assert set(TRAFFIC) == set(DIALECTS)
 
 
-def test_the_recommended_ring_is_the_shortest_that_is_as_good_as_the_best() -> None:
-    """One per cent slower is as good; two are not."""
-    pool = pool_of(PRESETS["qwen3.5-35b-a3b"], window=4, running=64, ring=16)
-    load = Workload(requests=64, running=64, tokens=500)
-    swept = [
-        predict("ring", pool, msgspec.structs.replace(load, ring=L), H200) for L in (8, 16, 32, 64)
-    ]
-    times = {8: 1.0, 16: 0.509, 32: 0.5, 64: 0.504}
-    nearly, hardly = (
-        [
-            msgspec.structs.replace(
-                p, token_microseconds=times[p.ring or 0] * (1 + extra * (p.ring == 16))
-            )
-            for p in swept
-        ]
-        for extra in (-0.01, 0.01)
-    )
-
-    assert recommended(nearly).ring == 16
-    assert recommended(hardly).ring == 32
+@pytest.mark.parametrize(("sixteen", "best"), [(0.504, 16), (0.506, 32)])
+def test_the_recommended_ring_is_the_shortest_that_is_as_good(sixteen: float, best: int) -> None:
+    """Less than one per cent slower than the fastest is as good; more is not."""
+    assert recommended({8: 1.0, 16: sixteen, 32: 0.5, 64: 0.504}) == best
