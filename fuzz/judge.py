@@ -225,13 +225,23 @@ class Judge:
                 judged = checks.gate(name, stored(name), updates, self.truth.exp_A, live)
             self._judged("records", judged, window.requests, axes, rows)
 
-    def convolution(self, requests: Sequence[Request]) -> None:
-        """The convolution's window holds the last committed projections, bit for bit."""
+    def convolution(
+        self,
+        requests: Sequence[Request],
+        at: str = "slot",
+        past: NDArray[np.float64] | None = None,
+    ) -> None:
+        """The convolution's window holds the last committed projections, bit for bit.
+
+        `at` is the seat where it lies, and `past` [layer, row, channel, W - 1] what it must be if
+        not the request's own.
+        """
         name = CONVOLUTION.name
         if name not in self.mirror.buffers or not requests:
             return
-        got = self.mirror.take(name, {"slot": self.ledger.seats(requests, "slot")})
-        expected = self.truth.past[0][:, self.truth.at(list(requests))].astype(got.dtype)
+        got = self.mirror.take(name, {"slot": self.ledger.seats(requests, at)})
+        expected = self.truth.past[0][:, self.truth.at(list(requests))] if past is None else past
+        expected = expected.astype(got.dtype)
         symptom = "the convolution's window is not the last committed projections"
         finding = checks.same_bits("convolution", symptom, got, expected)
         axes = ("layer", "row", "channel", "tap")
@@ -265,13 +275,18 @@ class Judge:
             self._judged(check, judged, requests, STATE_AXES)
 
     def same_tracked(self, requests: Sequence[Request], tokens: int) -> None:
-        """Check 6 for the same: they have the bits of the twin's snapshots."""
+        """Check 6 for the same: they have the bits of what the twin stored, or of its snapshots."""
         if self.twin is None or not requests:
             return
         got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "track")})
-        places = np.array([self.twin.seat(r)["request"] for r in requests], np.int64)
-        index = (slice(None), places, tokens - 1)
-        expected = arrays.take(self.twin.views()["snapshots"].array, index)
+        seats, views = [self.twin.seat(r) for r in requests], self.twin.views()
+        if "track" in self.twin.operations:
+            slots = np.array([seat["track"] for seat in seats], np.int64)
+            expected = arrays.take(views["checkpoint"].array, (slice(None), slots))
+        else:
+            places = np.array([seat["request"] for seat in seats], np.int64)
+            index = (slice(None), places, tokens - 1)
+            expected = arrays.take(views["snapshots"].array, index)
         symptom = "the tracked state differs from the recurrent kernel's"
         finding = checks.same_bits("exactness", symptom, got, expected)
         self._judged("exactness", Judged(0.0, finding), requests, STATE_AXES)

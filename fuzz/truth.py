@@ -350,9 +350,15 @@ class Truth:
         if window.updates.v.shape[2]:
             self.gates[:, :, at] = running[..., -1, :]
             self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
-        if window.convolved is not None and self.weight is not None:
-            past, x = self.past[0][:, at], window.convolved.projections
-            self.past[0][:, at] = advanced(self.weight, past, x, accepted)
+        if (past := self.past_ahead(window, accepted)) is not None:
+            self.past[0][:, at] = past
+
+    def past_ahead(self, window: Window, counts: Ints) -> Array | None:
+        """The convolution's windows after `counts` [row] tokens, [layer, row, channel, W - 1]."""
+        if window.convolved is None or self.weight is None:
+            return None
+        past = self.past[0][:, self.at(window.requests)]
+        return advanced(self.weight, past, window.convolved.projections, counts)
 
     def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
         """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""

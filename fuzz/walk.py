@@ -304,14 +304,18 @@ class Walk(Lives):
         self.steps += 1
         keeps = counts >= track if track is not None else np.zeros(counts.shape, bool)
         tracked = window.rows(keeps)
-        ahead = None
+        ahead, past = None, None
         if tracked.requests:
+            stored = np.full(len(tracked.requests), track)
             with self._timed("oracle"):
-                ahead = self.truth.ahead(tracked, np.full(len(tracked.requests), track))
+                ahead = self.truth.ahead(tracked, stored)
+                past = self.truth.past_ahead(tracked, stored)
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
         if ahead is not None:
             self.judge.tracked(tracked.requests, *ahead)
+            if past is not None:
+                self.judge.convolution(tracked.requests, "track", past)
             self.judge.same_tracked(tracked.requests, track or 0)
         self._judge_committed(window.requests)
 
