@@ -129,9 +129,10 @@ def _move(operation: Operation, ledger: Ledger) -> tuple[str, list[tuple[int, st
     """The same for an operation that seats a request or takes it from its seat."""
     did = []
     match operation:
-        case Admit(request=request):
+        case Admit(request=request, chunks=chunks):
             ledger.admit(request, _seat(request))
-            text, did = f"admit {request}", [(request, "seated")]
+            rest = f", then chunks of {', '.join(map(str, chunks))}" if chunks else ""
+            text, did = f"admit {request}", [(request, f"seated{rest}")]
         case Place(request=request, base=base, records=records, flush=flush):
             ledger.admit(request, _seat(request), ledger.placed(records, base, flush))
             text, did = f"place {request}", [(request, f"seated with {records} records")]

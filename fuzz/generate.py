@@ -18,7 +18,7 @@ from ringfold.fuzz.draws import Draw, Seeded
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.lockstep import in_lockstep
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.rules import RULES, commit, usual
+from ringfold.fuzz.rules import RULES, chunks, commit, usual
 from ringfold.fuzz.steering import Peaks, Unseen
 from ringfold.fuzz.story import Plan, Story
 from ringfold.fuzz.swarm import temper
@@ -109,7 +109,12 @@ def full_house(story: Story) -> Sequence[Operation]:
     first, tag, dead = story.requests, story.next_tag(), story.dead()
     return [
         # Between admissions memory is left alone, so that they are one operation.
-        Admit(request=first + i, tag=tag + i, dead=dead if i == count - 1 else "leave")
+        Admit(
+            request=first + i,
+            tag=tag + i,
+            chunks=chunks(story),
+            dead=dead if i == count - 1 else "leave",
+        )
         for i in range(count)
     ]
 

@@ -42,6 +42,7 @@ WORDS: Final = {
 }
 SGLANG: Final = re.compile(r"sglang(?:-[a-z-]+)?(?:==(?P<version>\d+\.\d+\.\d+))?(?:[+@].*)?")
 """Targets that are a release, or an installation or checkout of one."""
+POOL: Final = re.compile(r"sglang-pool\b")
 
 
 class Ruling(NamedTuple):
@@ -99,6 +100,12 @@ TABLE: Final[tuple[Ruling, ...]] = (
          "mem_cache/memory_pool.py:alloc"),
     ),
     Ruling(
+        "admit: in chunks", FIRST, LAST, SERVER,
+        "a prompt that is longer than --chunked-prefill-size, and the last chunk may be one token",
+        (SCHEDULE, "managers/schedule_batch.py:prepare_for_extend",
+         "layers/attention/linear/gdn_backend.py:forward_extend"),
+    ),
+    Ruling(
         "free", FIRST, LAST, SERVER, "a request ends or is retracted",
         ("mem_cache/common.py:release_kv_cache", "mem_cache/memory_pool.py:free_mamba_cache"),
     ),
@@ -141,9 +148,9 @@ TABLE: Final[tuple[Ruling, ...]] = (
         ("speculative/eagle_worker_v2.py:activate_step_by_batch", *COMMIT),
     ),
     Ruling(
-        "commit: tracks", "0.5.16", "0.5.16", LIBRARY,
-        "its replaying commit returns before it looks at track slots",
-        COMMIT[1:],
+        "commit: tracks", "0.5.16", "0.5.16", SERVER,
+        "the extra buffer is refused together with replay, but not where `auto` becomes it later",
+        ("speculative/spec_utils.py:prepare_mamba_track_for_verify", *COMMIT[1:]),
     ),
     Ruling(
         "commit: tracks", "0.5.17", LAST, SERVER,
@@ -160,6 +167,12 @@ TABLE: Final[tuple[Ruling, ...]] = (
         "decode", FIRST, LAST, SERVER,
         "without drafts each token is decoded; while drafting, adaptive steps of 0 verify one",
         ("layers/attention/linear/gdn_backend.py:forward_decode",),
+    ),
+    Ruling(
+        "decode: beside verification", FIRST, LAST, LIBRARY,
+        "a server that drafts verifies a window of one where it drafts nothing; it never decodes",
+        ("layers/attention/hybrid_linear_attn_backend.py:forward_decode",
+         "layers/attention/linear/gdn_backend.py:forward_decode"),
     ),
     Ruling(
         "idle", FIRST, LAST, SERVER,
@@ -300,6 +313,8 @@ def _of_operations(trace: Trace) -> Iterator[str]:
     window = trace.setup.window
     for operation in _inside(trace.operations):
         yield kind(operation)
+        if isinstance(operation, traces.Admit) and operation.chunks:
+            yield "admit: in chunks"
         if operation.dead == "garbage":
             yield "dead memory holds finite garbage"
         if operation.dead == "nan":
@@ -368,8 +383,12 @@ def classify(trace: Trace, target: str | None = None) -> Class | None:
     if found is None:
         return None
     version = found["version"] or _newest(trace.setup.dialect)
+    met = [*features(trace)]
+    if POOL.match(found[0]) and {"decode", "verify"} <= {*met}:
+        # A kernel's step is a window of one; a pool's is its backend's.
+        met.append("decode: beside verification")
     try:
-        rulings = [ruling(feature, version) for feature in features(trace)]
+        rulings = [ruling(feature, version) for feature in met]
     except (KeyError, ValueError):
         return None  # a release that the table does not reach
     # Of equals the one that is used last: a failing history ends with what failed.

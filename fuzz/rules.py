@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from ringfold.fuzz.story import Story
 from ringfold.fuzz.trace import (
+    CHUNK_MAX,
     Admit,
     Commit,
     Decode,
@@ -32,6 +33,11 @@ from ringfold.fuzz.trace import (
 
 Operations = Sequence[Operation]
 
+CHUNKED: Final = 0.5
+"""How often the rest of a prompt is prefilled, where a target can."""
+LONG: Final = 0.1
+"""How often its chunks may be long."""
+
 EXTREME: Final = 0.3
 """How often all or nothing of a window is accepted, rather than what luck says."""
 
@@ -49,7 +55,21 @@ def admit(story: Story) -> Operations:
     """A request is seated after its prefill."""
     if story.vacant <= 0:
         return []
-    return [Admit(request=story.requests, tag=story.next_tag(), dead=story.dead())]
+    tag, rest = story.next_tag(), chunks(story)
+    return [Admit(request=story.requests, tag=tag, chunks=rest, dead=story.dead())]
+
+
+def chunks(story: Story) -> tuple[int, ...]:
+    """The rest of a prompt, where a target can prefill it: short chunks, often a single token last.
+
+    Now and then one is longer than what prefill kernels work in at a time.
+    """
+    draw = story.draw
+    if "prefill" not in story.plan.operations or not draw.chance(CHUNKED):
+        return ()
+    most = CHUNK_MAX if draw.chance(LONG) else 2 * story.setup.window
+    rest = tuple(draw.integers(1, [most] * draw.integer(1, 2)))
+    return (*rest, 1) if draw.chance(0.5) else rest
 
 
 def place(story: Story) -> Operations:

@@ -24,6 +24,7 @@ from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.trace import (
+    Admit,
     Commit,
     Decode,
     Donate,
@@ -120,6 +121,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
     verifies = [o for o in operations if isinstance(o, Verify)]
     places = [o for o in operations if isinstance(o, Place)]
     commits = [o for o in operations if isinstance(o, Commit)]
+    admissions = [o for o in operations if isinstance(o, Admit)]
     profiles = [o.profile for o in operations if isinstance(o, Verify | Decode | Place)]
     rows = [row for o in operations if isinstance(o, Verify | Decode) for row in o.rows]
     plain = simpler.renamed(trace).operations == trace.operations
@@ -151,6 +153,8 @@ def size(trace: Trace) -> tuple[Any, ...]:
         sum(n or 0 for o in commits for n in o.accepted),
         sum(o.bound or 0 for o in commits),
         sum(o.track or 0 for o in commits),
+        sum(sum(o.chunks) for o in admissions),
+        sum(len(o.chunks) for o in admissions),
         not plain,
         trace.payload.seed,
         msgspec.json.encode(trace.operations),

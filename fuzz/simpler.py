@@ -232,6 +232,31 @@ def plainer_commits(trace: Trace) -> Iterator[Trace]:
                     yield _with(trace, (*trace.operations[:i], commit, *trace.operations[i + 1 :]))
 
 
+CHUNKS: Final = (1, 2, 3, 4, 8, 16, 64, 65)
+"""Lengths to try; prefill kernels work in 64 tokens at a time."""
+
+
+def fewer_chunks(trace: Trace) -> Iterator[Trace]:
+    """Admissions that bring no more of their prompts; else one chunk, short."""
+    for rest in ((), (1,), (2,)):
+        yield _with(
+            trace,
+            (
+                msgspec.structs.replace(o, chunks=min(o.chunks, rest, key=sum))
+                if isinstance(o, Admit)
+                else o
+                for o in trace.operations
+            ),
+        )
+    for i, operation in enumerate(trace.operations):
+        if isinstance(operation, Admit) and operation.chunks:
+            most = operation.chunks
+            short = ((n,) for n in CHUNKS if n < sum(most))
+            for fewest in ((), *short, most[:-1], most[1:]):
+                fewer = msgspec.structs.replace(operation, chunks=fewest)
+                yield _with(trace, (*trace.operations[:i], fewer, *trace.operations[i + 1 :]))
+
+
 # ------------------------------------------------------------------ memory, numbers, names
 
 
@@ -769,6 +794,7 @@ QUICK: Final[tuple[Pass, ...]] = (
     simpler_places,
     shorter_windows,
     plainer_commits,
+    fewer_chunks,
     living,
     plainer_payload,
     plain_steps,

@@ -174,7 +174,7 @@ def rotated_base(trace: Trace, random: Random) -> Varied | None:
     def rotated(operation: Operation) -> Operation:
         shift = int(random.integers(1, L)) if L > 1 else 0
         match operation:
-            case Admit(request=request, tag=tag) if tag not in used:
+            case Admit(request=request, tag=tag, chunks=()) if tag not in used:
                 return Place(
                     request=request,
                     tag=tag,

@@ -20,9 +20,11 @@ from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
+    Decode,
     Free,
     Operation,
     PayloadSpec,
+    Save,
     Trace,
     Verify,
     load,
@@ -94,7 +96,8 @@ def test_every_dialect_is_classed() -> None:
         (trace(*step()), "commit", Legality.SERVER),
         (trace(*step(accepted=0)), "commit: none accepted", Legality.LIBRARY),
         (trace(*step(length=1, accepted=1, bound=1)), "commit: other bound", Legality.SERVER),
-        (trace(*step(track=1)), "commit: tracks", Legality.LIBRARY),
+        (trace(*step(track=1)), "commit: tracks", Legality.SERVER),
+        (trace(Admit(request=0, tag=0, chunks=(3, 1))), "admit: in chunks", Legality.SERVER),
         (
             trace(*step()[:2], Free(request=0), Commit(tag=1, accepted=(None,))),
             "commit: window lost",
@@ -137,13 +140,24 @@ def test_a_trace_is_as_legal_as_the_least_legal_thing_in_it(
 
 
 def test_what_a_release_wired_is_reachable_from_there_on() -> None:
-    """Tracking came to replay in 0.5.17."""
-    history = trace(*step(track=1), dialect="fold-every-commit")
+    """Replay came to servers that retract in 0.5.17."""
+    history = trace(*step(), Save(request=0), dialect="fold-every-commit")
     before, after = (classify(history, f"sglang==0.5.{minor}") for minor in (16, 17))
 
     assert before is not None
     assert after is not None
     assert (rank(before), rank(after), rank(None)) == (1, 0, 3)
+
+
+def test_a_pool_s_decoding_is_its_backend_s() -> None:
+    """A kernel target's is a window of one, which a server verifies where it drafts nothing."""
+    history = trace(*step(), Decode(tag=7, rows=(0,)))
+    kernel, pool = (classify(history, f"{name}==0.5.18") for name in ("sglang", "sglang-pool"))
+
+    assert kernel is not None
+    assert pool is not None
+    assert (kernel.feature, rank(kernel)) == ("decode", 0)
+    assert (pool.feature, rank(pool)) == ("decode: beside verification", 1)
 
 
 def test_only_releases_are_classed() -> None:
