@@ -31,6 +31,9 @@ HORIZON: Final = {"cpu": 64, "cuda": 2**16}
 
 HORIZON_EMULATED: Final = 1024
 
+SERVED: Final = 16
+"""Rows of a server's batch at most."""
+
 CONVOLUTION: Final = 4
 """Width of the convolution of all models."""
 
@@ -79,7 +82,12 @@ def plans(
     lockstep = bool(getattr(target, "lockstep", False))
     if lockstep:
         # A server's model has its convolution, whatever else is chosen.
-        setups = [msgspec.structs.replace(setup, convolution=CONVOLUTION) for setup in setups]
+        setups = [
+            msgspec.structs.replace(
+                setup, convolution=CONVOLUTION, slots=min(setup.slots, SERVED + 2)
+            )
+            for setup in setups
+        ]
     for setup in setups:
         # Heads do not move cursors, so one directed history a protocol is enough.
         directed = (setup.ring, setup.window) not in visited
@@ -89,7 +97,7 @@ def plans(
                 setup,
                 name or target.name,
                 target.operations,
-                rows(setup, device),
+                min(rows(setup, device), setup.slots - 2),
                 STEPS[device],
                 directed,
                 worst,

@@ -3,12 +3,13 @@
     python docs/results/pool.py OUT.json 0.5.16 0.5.18 0.5.23 [--seconds S] [--windows N] [--jobs J]
 
 A job is a release, a geometry and a dtype, in a process of its own: random histories of the
-tester's, whose steps are launched one by one (`eager`) and replayed from captured CUDA graphs
-(`graph`), without the operations at which that release is known to lose something (`FINDINGS`);
-those follow as the traces of the findings, in a job a release. OUT.json says of each what was
-compared, how large the largest error was over what is allowed, what differed, and what was
-captured. Exit code: 0 if nothing differed and all findings are there; 1 otherwise; 3 if there was
-no time for all. With `--device cpu` the smallest jobs alone, in the interpreter.
+tester's, whose steps are launched one by one, and replayed from captured CUDA graphs. Left out are
+the operations at which that release is known to lose something (`LOSING`); those follow as the
+traces of the findings, in a job a release. OUT.json says of each what was compared, how large the
+largest error was over what is allowed, what differed, and what was captured.
+
+Exit code: 0 if nothing differed but what is known, and all findings are there; 1 otherwise; 3 if
+there was no time for all. With `--device cpu` the smallest jobs alone, in the interpreter.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ import msgspec
 from ringfold.fuzz.failures import write_json
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import load
+from ringfold.fuzz.trace import Trace, load
 from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry
 
@@ -44,6 +46,12 @@ GEOMETRIES: Final = {
 }
 DTYPES: Final = {"cuda": ("bfloat16", "float32"), "cpu": ("float32", "float16")}
 MODES: Final = {"cuda": ("", "+graph"), "cpu": ("",)}
+PREFILLED: Final = ((4, 8, 64, 64), "bfloat16")
+"""Where chunks of prompts are computed, too: each kernel of a prefill is tuned first, for long."""
+ELEMENTS: Final = 2**25
+"""Elements of states in the windows of a case at most: what the float64 recurrence has to walk."""
+RING_LEAST: Final = 16
+"""Rows of a compact ring that a GPU compiles: one side of a `tl.dot`."""
 ROWS: Final = 6
 RING: Final = 16
 WINDOW: Final = 4
@@ -61,6 +69,9 @@ FINDINGS: Final = {
     "compact": ("pool_retraction_compact", "pool_prefix_state"),
 }
 """Traces that show them."""
+ULP_MAX: Final = 4
+"""Finding 13: in float32 two kernels contract other products, and an exact fold is not exact. Seen:
+3 ULP, and zeros of the other sign."""
 WORST: Final = {"ring": "nan", "fold-every-commit": "nan", "compact": "garbage"}
 """What dead memory holds: NaN in a dead record is a finding of the compact releases."""
 
@@ -90,39 +101,45 @@ class Job(NamedTuple):
         if self.geometry is None:
             for trace in FINDINGS[target.dialect.name]:
                 path = Path(__file__).parents[1] / "findings" / f"{trace}.json"
-                found = walk(load(path), target).mismatches
+                found = walk(compiled(load(path)), target).mismatches
                 yield {"trace": path.name, "mismatches": [m.sentence() for m in found]}
             return
         for mode in MODES[self.device]:
-            yield self.case(registry.resolve(self.target + mode, self.device), mode)
+            yield self.case(registry.resolve(self.target + mode, self.device), mode, {"prefill"})
+        if (self.geometry, self.dtype) == PREFILLED:
+            yield self.case(target, "", set())
 
-    def case(self, target: Any, mode: str) -> dict[str, Any]:
+    def case(self, target: Any, mode: str, without: set[str]) -> dict[str, Any]:
         """Random histories until there were so many row-windows, or time is up."""
         assert self.geometry is not None
         dialect = target.dialect.name
-        operations = target.operations - LOSING[dialect] - {"prefill"}
+        operations = target.operations - LOSING[dialect] - without
         shape = Geometry(*self.geometry)
         fixed: dict[str, Any] = {"geometry": shape, "ring": RING, "window": WINDOW}
         told = plans(target, self.device, worst=WORST[dialect], dtype=self.dtype, **fixed)
         begun, late = time.monotonic(), lambda: time.time() > self.until
         compared, situations, replays = Counter[str](), Counter[str](), Counter[str]()
         largest: dict[str, float] = {}
-        mismatches: list[str] = []
+        mismatches, known = list[Mismatch](), list[Mismatch]()
         refused: dict[str, str] = {}
         walked = histories = 0
+        windows = min(
+            self.windows, ELEMENTS // (shape.value_heads * shape.key_dim * shape.value_dim)
+        )
         for number, plan in zip(itertools.count(), itertools.cycle(told)):
-            if walked >= self.windows or late() or len(mismatches) > 3:
+            if walked >= windows or late() or len(mismatches) > 3:
                 break
             setup = msgspec.structs.replace(plan.setup, slots=ROWS + 2)
             first = number == 0
             served = plan._replace(setup=setup, rows=ROWS, operations=operations, directed=first)
-            trace = history(served, SEED, number, windows_max=self.windows - walked)
+            trace = history(served, SEED, number, windows_max=windows - walked)
             verdict = walk(trace, target, out_of_time=late)
             histories, walked = histories + 1, walked + verdict.windows
             compared.update(verdict.compared)
             situations.update(verdict.situations)
             largest |= {k: max(v, largest.get(k, 0.0)) for k, v in verdict.largest.items()}
-            mismatches += [mismatch.sentence() for mismatch in verdict.mismatches]
+            for mismatch in verdict.mismatches:
+                (known if is_known(mismatch, self.dtype) else mismatches).append(mismatch)
             if mode:
                 captured = target.captured()
                 replays.update(captured["replays"])
@@ -132,12 +149,13 @@ class Job(NamedTuple):
             "operations": sorted(operations),
             "histories": histories,
             "windows": walked,
-            "complete": walked >= self.windows,
+            "complete": walked >= windows,
             "seconds": round(time.monotonic() - begun, 2),
             "largest": largest,
             "compared": dict(compared),
             "situations": dict(situations),
-            "mismatches": mismatches,
+            "mismatches": [mismatch.sentence() for mismatch in mismatches],
+            "known": [mismatch.sentence() for mismatch in known],
             "replays": dict(replays),
             "not captured": refused,
         }
@@ -155,6 +173,20 @@ class Job(NamedTuple):
                 child.kill()
             lines.seek(0)
             return [msgspec.json.decode(line) for line in lines.read().splitlines()]
+
+
+def is_known(mismatch: Mismatch, dtype: str) -> bool:
+    """Whether it is what contraction does to a float32 fold."""
+    if mismatch.check != "exactness" or dtype != "float32":
+        return False
+    return int(mismatch.ulp or 0) <= ULP_MAX
+
+
+def compiled(trace: Trace) -> Trace:
+    """The same history in a ring that can be compiled."""
+    longer = max(trace.setup.ring, RING_LEAST) if trace.setup.dialect == "compact" else None
+    setup = msgspec.structs.replace(trace.setup, ring=longer or trace.setup.ring)
+    return msgspec.structs.replace(trace, setup=setup)
 
 
 def serve(job: Job) -> None:
@@ -195,6 +227,7 @@ def main() -> int:
                     told.append((about if job.geometry else {"target": job.target}) | result)
                     print(told[-1], flush=True)
             expected = 1 + len(MODES[given.device]) if job.geometry else 1
+            expected += (job.geometry, job.dtype) == PREFILLED
             if len(results) < expected and not any("error" in result for result in results):
                 told.append(about | {"complete": False})
     write_json(given.out, {"identities": identities, "results": told})

@@ -106,14 +106,17 @@ class Poisoning(TorchFunctionMode):
 
 
 class Copying(TorchFunctionMode):
-    """Moving a tensor to the host makes a copy, as from a GPU; here it would be the same memory."""
+    """Moving a tensor to the host makes a copy, as from a GPU; here it would be the same memory.
+
+    From a GPU it is a copy anyhow, which may be under way when the call returns.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every torch function that is called within the mode."""
         made = func(*args, **(kwargs or {}))
-        if func in {torch.Tensor.to, torch.Tensor.cpu}:
+        if DEVICE == "cpu" and func in {torch.Tensor.to, torch.Tensor.cpu}:
             return made.clone()
         return made
 

@@ -245,8 +245,9 @@ class SglangPool:
             for buffer in self.dialect.kept(setup)
             if names[buffer.name] in memory
         }
+        self.convolved = self.before = _array(mapped, **memory["conv"])
         if setup.convolution:
-            self.shown[CONVOLUTION.name] = View(CONVOLUTION, _array(mapped, **memory["conv"]))
+            self.shown[CONVOLUTION.name] = View(CONVOLUTION, self.convolved)
 
     def admit(self, request: Request, state: Floats, past: Floats | None = None) -> None:
         """Through the pool's own allocation and clearing.
@@ -311,15 +312,19 @@ class SglangPool:
         """One forward pass."""
         if len(set(lengths)) != 1:
             raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
-        if self.batch:
+        tokens, real = lengths[0], [row for row in rows if row is not None]
+        if self.batch and (real, tokens) != (self.batch, self.tokens):
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
-        tokens = lengths[0]
-        if not any(row is not None for row in rows):
+        if self.batch:  # once more, from another state
+            self.convolved[...] = self.before
+        elif self.pool == "snapshots":
+            self.before = self.convolved.copy()
+        if not real:
             self._ask("idle")
             nothing = np.full(inputs.v.shape, np.nan)
             return nothing.astype(DTYPES[self.setup.dtypes.activation])
         outputs = self._batch("verify", rows, inputs, tokens, tokens=tokens)
-        self.batch, self.tokens = [row for row in rows if row is not None], tokens
+        self.batch, self.tokens = real, tokens
         return outputs
 
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
