@@ -390,8 +390,6 @@ class Pool:
             seq_lens=torch.full((count,), length, dtype=torch.int64, device=DEVICE),
             tree_cache=Permissive(page_size=1),
         )
-        if self.setup["tracks"] and count:
-            self._name_tracks(batch)
 
         def work(places: torch.Tensor, kept: torch.Tensor, index: torch.Tensor) -> None:
             batch.req_pool_indices = places
@@ -400,7 +398,9 @@ class Pool:
 
         kept = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
         inputs = [self._row_indices(rows), kept, index.to(DEVICE)]
-        if self.graphs is None or not count:
+        if self.setup["tracks"] and count:
+            self._name_tracks(batch, inputs[0])
+        if self.graphs is None or not count or self.setup["tracks"]:
             work(*inputs)
         else:
             # Where snapshots are copied, the slots are those of the forward pass before.
@@ -413,10 +413,11 @@ class Pool:
         return Message("done", {"replays": replays, "refused": refused}, [])
 
     @staticmethod
-    def _name_tracks(batch: Any) -> None:
+    def _name_tracks(batch: Any, places: torch.Tensor) -> None:
         """What `prepare_mamba_track_for_verify` does where the extra buffer is on."""
         from sglang.srt.managers.schedule_batch import set_mamba_track_indices_from_reqs
 
+        batch.req_pool_indices = places
         with shims.Unpinned():
             set_mamba_track_indices_from_reqs(batch)
 
