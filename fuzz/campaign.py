@@ -180,6 +180,8 @@ class Orders(NamedTuple):
     time_max: float | None
     clock: Clock
     watch: Watch
+    gpus: tuple[str, ...] = ()
+    """As `CUDA_VISIBLE_DEVICES` names them: workers are dealt out to them."""
 
     def out_of_time(self) -> bool:
         """Whether the budget of time is spent, or somebody stopped the campaign."""
@@ -194,6 +196,8 @@ def _start_worker(orders: Orders) -> None:
     global _orders  # noqa: PLW0603 - set once, when the process starts
     _orders = orders
     orders.watch.enlist()
+    if orders.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = orders.gpus[orders.watch.mine % len(orders.gpus)]
     threading.Thread(target=_end_with_the_campaign, daemon=True).start()
 
 
@@ -312,7 +316,8 @@ class Campaign:
         self.report_path = run_dir / REPORT if run_dir else None
         self.written = 0.0
         self.device, self.seed = device, seed
-        count = workers or min(cores(), WORKERS_MAX[device])
+        visible = gpus() if device == "cuda" else ()
+        count = workers or min(cores(), WORKERS_MAX[device] * max(1, len(visible)))
         self.report = Report(
             targets=list(dict.fromkeys(plan.target for plan in plans)),
             device=device,
@@ -330,7 +335,7 @@ class Campaign:
             if engine == "seeded"
             else Turns(plans, seed, budget.windows_max)
         )
-        self.orders = Orders(device, budget.time_max, self.clock, self.watch)
+        self.orders = Orders(device, budget.time_max, self.clock, self.watch, visible)
         # One thread of linear algebra a worker: the workers are the parallelism.
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(variable, "1")
@@ -372,8 +377,11 @@ class Campaign:
         plans = list(self.plans) if self.device == "cuda" else _first_of_each_target(self.plans)
         futures = [self._submit(_warm_up, plan) for plan in plans]
         for plan, future in zip(plans, futures, strict=True):
-            while not future.done():
+            while not future.done() and not self.orders.out_of_time():
                 self._pause(future, on_progress)
+            if not future.done():
+                self.pool.shutdown(wait=False, cancel_futures=True)
+                return
             identity, seconds = future.result()
             self.report.identities[plan.target] = identity
             self.report.configurations[self.plans.index(plan)].compile_seconds = round(seconds, 3)
@@ -582,7 +590,10 @@ class Campaign:
         """What the run leaves open."""
         report = self.report
         stepping = [plan for plan in self.plans if _step_of(plan) in plan.operations]
-        reachable = set().union(*map(_reachable, stepping))
+        # What can be reached depends on the protocol, and on slots as far as there are few.
+        by_slots = sorted(stepping, key=lambda plan: plan.setup.slots)
+        protocols = {_protocol_of(plan): plan for plan in by_slots}
+        reachable = set().union(*map(_reachable, protocols.values()))
         report.missed = sorted(reachable - set(report.situations))
         report.situations = dict(sorted(report.situations.items()))
         report.seconds = {part: round(s, 3) for part, s in sorted(report.seconds.items())}
@@ -628,6 +639,21 @@ def _hanging(trace: Trace, hang: Hang, seconds: float) -> Mismatch:
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, by the names that `CUDA_VISIBLE_DEVICES` has for them."""
+    import torch
+
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return tuple(named.split(","))
+    return tuple(map(str, range(torch.cuda.device_count())))
+
+
+def _protocol_of(plan: Plan) -> tuple[object, ...]:
+    """What decides its transitions."""
+    setup = plan.setup
+    return setup.dialect, setup.ring, setup.window, setup.dtypes.state, plan.lockstep
 
 
 def _step_of(plan: Plan) -> str:
