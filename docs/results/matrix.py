@@ -7,12 +7,13 @@
 Releases whose loaded kernel files are the same to the byte are run once. Where a release claims
 bits, it is run once more with no multiply and add contracted. Three kinds of configuration:
 
-* pairwise: those of `ringfold fuzz`, batches of at most 256, `--each` row-windows in each;
+* pairwise: those of `ringfold fuzz`, batches of at most 256, `--each` row-windows in each; older
+  files of a dialect that claims no bits walk the first six, which hold every K, V, ring and dtype;
 * small: heads of 32 by 32, one of each ring, batches of up to 4,096; they make up what pairwise
-  configurations leave to `--in-all` row-windows of each dialect;
+  configurations leave to `--in-all` row-windows of each dialect, shared by targets that walk all;
 * server: a server's geometry, for our own kernels.
 
-All of it is one campaign with seed 0, in as many processes as there are processors. It exits with 3
+All of it is one campaign with seed 0 in many processes, on all GPUs that there are. It exits with 3
 if anything is short of its row-windows, else with 1 if there are findings.
 """
 
@@ -51,8 +52,10 @@ FAMILIES: Final = ("sglang", "sglang-snapshots", "sglang-decode")
 VERSIONS: Final = tuple(release.partition("==")[2] for release in registry.KNOWN_RELEASES)
 
 PAIRWISE_ROWS: Final = 256
+FEW: Final = 6
+"""Pairwise configurations that older files walk."""
 SMALL: Final = Geometry(1, 2, 32, 32)
-SMALL_HORIZON: Final = 2**13
+SMALL_HORIZON: Final = 2**15
 """Row-windows of one repeat: short enough that the last histories end together."""
 SERVER: Final = {"geometry": Geometry(16, 32, 128, 128), "ring": 16, "window": 4}
 SERVER_DTYPE: Final = "bfloat16"
@@ -76,6 +79,8 @@ class Entry(NamedTuple):
     name: str
     stands_for: tuple[str, ...]
     """Targets whose loaded files are the same."""
+    whole: bool = True
+    """Whether it walks all pairwise configurations."""
 
     @property
     def dialect(self) -> str:
@@ -111,9 +116,12 @@ def entries(device: Device, only: Sequence[str]) -> list[Entry]:
             files = (f"{k} {v}" for k, v in target.identity().items() if k.endswith(".py"))
             alike.setdefault((family, *sorted(files)), []).append(target)
     made = [Entry(registry.resolve(OURS, device), OURS, ())]
+    newest = {first.dialect.name: first.name for first, *_ in alike.values()}
     for first, *others in alike.values():
-        made.append(Entry(first, first.name, tuple(other.name for other in others)))
-        if first.twin() is not None and device == "cuda":
+        claims = first.twin() is not None
+        whole = claims or newest[first.dialect.name] == first.name
+        made.append(Entry(first, first.name, tuple(other.name for other in others), whole))
+        if claims and device == "cuda":
             name = first.name + registry.NO_FUSION
             made.append(Entry(registry.resolve(name, device), name, ()))
     return [entry for entry in made if not only or entry.name in only]
@@ -124,10 +132,12 @@ def parts(entry: Entry, options: argparse.Namespace, small: int) -> list[Part]:
     made = functools.partial(
         plans, entry.target, options.device, name=entry.name, worst=WORST.get(entry.dialect, "nan")
     )
-    every = made(quota=options.each)[: options.configurations]
+    every = made(quota=options.each)[: options.configurations][: None if entry.whole else FEW]
     found = [Part(_at_most(plan, PAIRWISE_ROWS), "pairwise") for plan in every]
     if small:
-        firsts = {plan.setup.ring: plan for plan in reversed(made(geometry=SMALL))}
+        firsts: dict[int, Plan] = {}
+        for plan in sorted(made(geometry=SMALL), key=lambda plan: plan.setup.layers):
+            firsts.setdefault(plan.setup.ring, plan)
         quota = -(-small // len(firsts))
         found += [
             Part(plan._replace(quota=quota, horizon=SMALL_HORIZON), "small")
@@ -151,10 +161,11 @@ def matrix(chosen: Sequence[Entry], options: argparse.Namespace) -> list[Part]:
     takers = collections.Counter[str]()
     for entry, found in zip(chosen, without_small, strict=True):
         counts[entry.dialect] += sum(part.plan.quota for part in found)
-        takers[entry.dialect] += entry.fused
+        takers[entry.dialect] += entry.fused and entry.whole
     every = list[Part]()
     for entry in chosen:
-        lacking = max(0, options.in_all - counts[entry.dialect]) if entry.fused else 0
+        takes = entry.fused and entry.whole
+        lacking = max(0, options.in_all - counts[entry.dialect]) if takes else 0
         small = -(-lacking // takers[entry.dialect]) if lacking else 0
         every += parts(entry, options, small)
     return every

@@ -63,7 +63,7 @@ def test_ours_have_a_million_of_their_own(
 def test_releases_of_a_dialect_share_a_million(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that are the same are run once; what is left of the million is parted equally."""
+    """Files that are the same are run once; the newest make up what is left of the million."""
     pytest.importorskip("triton")
     monkeypatch.setattr(script, "VERSIONS", ("0.5.16", "0.5.17", "0.5.18"))
     for release in (OLDEST, NEXT, THIRD):
@@ -75,15 +75,15 @@ def test_releases_of_a_dialect_share_a_million(
     assert alike[NEXT] == (THIRD,)
     assert THIRD not in alike
 
-    snapshots = [f"sglang-snapshots=={r.partition('==')[2]}" for r in (OLDEST, NEXT)]
+    snapshots = [f"sglang-snapshots=={r.partition('==')[2]}" for r in (OLDEST, THIRD)]
     chosen = [entry for entry in entries if entry.name in snapshots]
     every = script.matrix(chosen, options())
     small = collections.Counter[str]()
     for part in every:
         small[part.plan.target] += part.plan.quota * (part.kind == "small")
 
-    assert set(small) == set(snapshots)
-    assert len(set(small.values())) == 1
+    assert small[snapshots[0]] == 0
+    assert small[snapshots[1]] > 0
     assert sum(part.plan.quota for part in every) == pytest.approx(9000, abs=10)
 
 
