@@ -227,7 +227,6 @@ LAYOUTS: Final = (
     ),
     Layout("open-loop", "no release", speculative("open-loop")),
     Layout("linear-cache", "no release", speculative("linear-cache")),
-    Layout("linear-cache", "no release", speculative("linear-cache")),
     Layout(
         "decode-ring",
         "0.5.16",

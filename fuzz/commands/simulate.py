@@ -60,7 +60,11 @@ class Report(msgspec.Struct, frozen=True):
 def simulate(
     preset_name: Annotated[
         str | None,
-        typer.Option("--preset", help=f"A public model: {', '.join(PRESETS)}. [qwen3.5-35b-a3b]"),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help=f"A public model: {', '.join(PRESETS)}. [qwen3.5-35b-a3b]",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A model's config.json.")] = None,
     requests: Annotated[int, typer.Option(help="Requests to serve.")] = 1000,
@@ -288,8 +292,9 @@ def _show(report: Report, pool: Pool) -> None:
     out.print("\nus/step by ring length:")
     print_table(swept)
     out.print(
-        "\nfolds: row-windows that fold; waiting: records that wait after a commit; times: what "
-        "the bytes take at that bandwidth, launches and other kernels left out. What a server "
-        "delivers end to end is outside what this predicts.",
+        "\nfolds: row-windows that fold; waiting: records that wait after a commit, on average and "
+        "at most; accepted: tokens a step and row; times: what the bytes take at that bandwidth, "
+        "launches and other kernels left out. What a server delivers end to end is outside what "
+        "this predicts.",
         markup=False,
     )
