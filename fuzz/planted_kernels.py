@@ -138,8 +138,8 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
         "off-by-one counts",
         "The fold leaves out the newest record",
         "fold.py",
-        "for t in tl.range(0, count, num_stages=3):",
-        "for t in tl.range(0, count - 1, num_stages=3):",
+        "for t in tl.range(0, count, num_stages=_STAGES):",
+        "for t in tl.range(0, count - 1, num_stages=_STAGES):",
     ),
     "history-one-too-many": Planted(
         "off-by-one counts",

@@ -29,7 +29,11 @@ from ringfold.kernels.state import (
     unit_rows,
 )
 
+RECORDS_AHEAD = 4
+"""How many records the fold asks for before it needs them."""
+
 _TILE_K: tl.constexpr = tl.constexpr(TILE_K)
+_STAGES: tl.constexpr = tl.constexpr(RECORDS_AHEAD + 1)
 
 
 @triton.jit
@@ -56,9 +60,9 @@ def fold_records(
 
     `units` are the records' unit keys as `store_unit_keys` leaves them; the other pointers lead
     to ring row 0 of this head.  The oldest record lies at row `base`.  The loop is pipelined:
-    records are copied to shared memory two ahead.
+    records are copied to shared memory `RECORDS_AHEAD` early.
     """
-    for t in tl.range(0, count, num_stages=3):
+    for t in tl.range(0, count, num_stages=_STAGES):
         row = (base + t) & (L - 1)
         k_t = load_row(units + t * K, K)
         v_t = load_values(rawv + row * V, o_v, V)

@@ -47,12 +47,8 @@ from ringfold.kernels.window import plan_kernel
 LAUNCH_MODES = ("both", "verify", "flush")
 DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
 
-ORDERED = 0
-"""In which order rows are started: 0 as they come; 1, 2: see `window.put_on_agenda`."""
-RING_REGISTERS: int | None = None
-"""What a thread of the ring kernel may take at most; fewer leave room for more programs."""
-PLAN_REGISTERS: int | None = None
-"""The same of the plan."""
+TOGETHER = 32
+"""Up to so many rows, those that flush start before all others; see `window.put_on_agenda`."""
 
 
 @triton.jit
@@ -135,40 +131,31 @@ def finish(
 def ring_verify_kernel(
     q, k, v, out, plan, units, agenda,
     state, d_ring, g_ring, rawv_ring, beta_ring,
-    window_start, slots, write_pos, cache_base, is_flush,
     stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o,
     stride_state, stride_d, stride_g, stride_rawv, stride_beta,
-    stride_start, stride_slots,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     L: tl.constexpr, T: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
     NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, ORDERED: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_V` rows of one head of one request; grid `(V tiles * HV, rows)`."""
     n_v: tl.constexpr = tl.cdiv(V, BLOCK_V)
     i_hv = tl.program_id(0) // n_v
-    i_n = tl.program_id(1)
     i_h = i_hv // (HV // H)
     o_v = (tl.program_id(0) % n_v) * BLOCK_V + tl.arange(0, BLOCK_V)
 
-    if ORDERED > 0:
-        if OVERLAP:
-            tl.extra.cuda.gdc_wait()
-        entry = agenda + i_n * 8
-        i_n = tl.load(entry)
-        slot = tl.load(entry + 1).to(tl.int64)
-        begin = tl.load(entry + 2).to(tl.int64)
-        length = tl.load(entry + 3)
-        count = tl.load(entry + 4)
-        base = tl.load(entry + 5)
-        flush = tl.load(entry + 6) != 0
-    else:
-        slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
-        begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
-        end = tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64)
-        length = (end - begin).to(tl.int32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    entry = agenda + tl.program_id(1) * 8
+    i_n = tl.load(entry).to(tl.int64)
+    slot = tl.load(entry + 1).to(tl.int64)
+    begin = tl.load(entry + 2).to(tl.int64)
+    length = tl.load(entry + 3)
+    count = tl.load(entry + 4)
+    base = tl.load(entry + 5)
+    flush = tl.load(entry + 6) != 0
     out += begin * stride_o + i_hv * V
     if slot <= NULL:
         if PLAIN:
@@ -177,29 +164,23 @@ def ring_verify_kernel(
                 tl.store(out + t * stride_o + o_v, zero, mask=o_v < V)
         return
     head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
-    if ORDERED == 0:
-        flush = tl.load(is_flush + slot) != 0
-        count = tl.load(write_pos + slot)
-        base = tl.load(cache_base + slot)
     if (flush and not FOLDING) or (not flush and not PLAIN):
         return
     q += begin * stride_q + i_h * stride_qh
     k += begin * stride_k + i_h * stride_kh
     v += begin * stride_v + i_hv * stride_vh
     ROWS: tl.constexpr = 2 + BLOCK_T + BLOCK_L
-    plan += (i_n.to(tl.int64) * HV + i_hv) * (ROWS * 2 * BLOCK_T)
+    plan += (i_n * HV + i_hv) * (ROWS * 2 * BLOCK_T)
     d_ring += slot * stride_d + i_hv * L * V
     rawv_ring += slot * stride_rawv + i_hv * L * V
 
-    if OVERLAP and ORDERED == 0:
-        tl.extra.cuda.gdc_wait()
     # Each branch ends by itself: joined, they would have to wait for the state before they ask
     # for anything else.
     if flush:
         if FOLDING:
             h = fold_records(
                 load_state(head, o_v, K, V, WHOLE),
-                units + (i_n.to(tl.int64) * H + i_h) * BLOCK_L * K,
+                units + (i_n * H + i_h) * BLOCK_L * K,
                 rawv_ring,
                 g_ring + slot * stride_g + i_hv * L,
                 beta_ring + slot * stride_beta + i_hv * L,
@@ -353,13 +334,13 @@ def gdn_replayssm_spec_decode(
         BLOCK_K=block_k(K),
         NULL=null_block_id,
         FOLDING=launch_mode != "verify", PLAIN=launch_mode != "flush",
-        PRECISION=dot_precision, OVERLAP=overlap, ORDERED=ORDERED, **COMPILE_OPTIONS,
+        PRECISION=dot_precision, OVERLAP=overlap, **COMPILE_OPTIONS,
     )  # fmt: skip
     plan = q.new_empty((rows, HV, 2 + block_t + block_l, 2 * block_t), dtype=torch.float32)
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
-    agenda = q.new_empty((rows, 8), dtype=torch.int32) if ORDERED else None
+    agenda = q.new_empty((rows, 8), dtype=torch.int32)
     group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
-    plan_kernel[(HV // group + (ORDERED > 0), rows)](
+    plan_kernel[(HV // group + 1, rows)](
         q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
         query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows,
@@ -367,21 +348,18 @@ def gdn_replayssm_spec_decode(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
         k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
-        GROUP=group, NORM=use_qk_l2norm_in_kernel,
-        num_warps=1, maxnreg=PLAN_REGISTERS, **common,
+        GROUP=group, NORM=use_qk_l2norm_in_kernel, TOGETHER=TOGETHER, num_warps=1, **common,
     )  # fmt: skip
     ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
         q, k, v, out, plan, units, agenda,
         checkpoint_state, d_cache, g_cache, rawv_cache, beta_cache,
-        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         out.stride(0),
         checkpoint_state.stride(0) // unit, d_cache.stride(0), g_cache.stride(0),
         rawv_cache.stride(0), beta_cache.stride(0),
-        query_start_loc.stride(0), ssm_state_indices.stride(0),
         V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
         WHOLE=tile.covers(V, K),
-        num_warps=tile.warps, maxnreg=RING_REGISTERS, launch_pdl=overlap, **common,
+        num_warps=tile.warps, launch_pdl=overlap, **common,
     )  # fmt: skip
     return out
 

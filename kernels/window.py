@@ -42,12 +42,13 @@ from ringfold.kernels.state import gates, hold, inverse_norm
 @triton.jit
 def put_on_agenda(
     agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
-    stride_start, stride_slots, ORDERED: tl.constexpr, NULL: tl.constexpr, BLOCK: tl.constexpr,
+    stride_start, stride_slots, TOGETHER: tl.constexpr, NULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter row `i_n` in `agenda [rows, 8]` with all that the ring kernel asks of it.
 
-    Flushing rows take longest, so none comes late: they come first (`ORDERED` 1), or are spread
-    over the first seven eighths (2).  Padding comes last.
+    Flushing rows take longest, so none starts late: up to `TOGETHER` rows, they come first; beyond
+    that they are spread over the first seven eighths, since many that fold side by side leave the
+    memory idle.  Padding comes last.
     """
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
     begin = tl.load(window_start + i_n * stride_start).to(tl.int32)
@@ -69,9 +70,8 @@ def put_on_agenda(
         due_i += (due & (o_n < i_n)).to(tl.int32)
     n, n_due = tl.sum(live_n, 0), tl.sum(due_n, 0)
     before, due_before = tl.sum(live_i, 0), tl.sum(due_i, 0)
-    apart = 1  # from one flushing row to the next
-    if ORDERED == 2:
-        apart = tl.maximum((n - n // 8) // tl.maximum(n_due, 1), 1)
+    spread = tl.maximum((n - n // 8) // tl.maximum(n_due, 1), 1)
+    apart = tl.where(rows > TOGETHER, spread, 1)  # from one flushing row to the next
     rest = before - due_before  # rows before this one that are not due
     ahead = tl.where(apart > 1, tl.minimum(n_due, rest // tl.maximum(apart - 1, 1) + 1), n_due)
     place = tl.where(there, tl.where(flush, due_before * apart, rest + ahead), n + i_n - before)
@@ -96,13 +96,13 @@ def plan_kernel(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     NORM: tl.constexpr, NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, ORDERED: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Plan one row for `GROUP` value heads that share a key head; grid `(HV // GROUP, rows)`.
+    """Plan one row for `GROUP` value heads that share a key head; grid `(HV // GROUP + 1, rows)`.
 
     Also writes what of the window's records does not depend on the state (k, raw k, g, beta) and,
-    on a flushing row, the unit keys of the history for the fold.  If `ORDERED`, one program more
-    a row enters it in the agenda.
+    on a flushing row, the unit keys of the history for the fold.  One program more a row enters
+    it in the agenda.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -110,10 +110,10 @@ def plan_kernel(
     first_hv = tl.program_id(0) * GROUP
     i_h = first_hv // (HV // H)
     i_n = tl.program_id(1)
-    if ORDERED > 0 and first_hv == HV:
+    if first_hv == HV:
         put_on_agenda(
             agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
-            stride_start, stride_slots, ORDERED, NULL, 128,
+            stride_start, stride_slots, TOGETHER, NULL, 128,
         )  # fmt: skip
         return
     slot = tl.load(slots + i_n * stride_slots).to(tl.int64)

@@ -87,7 +87,7 @@ def report(
         "BLOCK_K": state.block_k(K),
         "ALIGN": align, "UNIT": align // 4, "NORM": True, "NULL": 0, "WHOLE": tile.covers(V, K),
         "FOLDING": True, "PLAIN": True, "PRECISION": "tf32", "OVERLAP": True,
-        "ORDERED": ring.ORDERED,
+        "TOGETHER": ring.TOGETHER,
         "OUTPUT": True, "SNAPSHOTS": True, "UPDATE": True, "WALKED": True, "warps": tile.warps,
     }  # fmt: skip
     compiled = compile_for_hopper(kernel, types, constants)

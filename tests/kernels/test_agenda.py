@@ -24,21 +24,21 @@ from ringfold.kernels.window import put_on_agenda
 
 @triton.jit
 def agenda_kernel(
-    agenda, starts, slots, write_pos, cache_base, is_flush, rows, ORDERED: tl.constexpr
+    agenda, starts, slots, write_pos, cache_base, is_flush, rows, TOGETHER: tl.constexpr
 ):  # fmt: skip
     """One row a program."""
     put_on_agenda(
         agenda, starts, slots, write_pos, cache_base, is_flush, rows, tl.program_id(0),
-        1, 1, ORDERED, 0, 4,
+        1, 1, TOGETHER, 0, 4,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ordered", [1, 2])
+@pytest.mark.parametrize("together", [0, 32])
 @pytest.mark.parametrize(
     ("rows", "due", "padding"), [(1, 0.5, 0.0), (9, 0.3, 0.2), (17, 0.2, 0.1), (8, 1.0, 0.0)]
 )
 def test_flushing_rows_come_first_or_spread_and_padding_last(
-    ordered: int, rows: int, due: float, padding: float, device: str
+    together: int, rows: int, due: float, padding: float, device: str
 ) -> None:
     """Every row once, with its own slot, window and cursors."""
     random = np.random.default_rng(rows)
@@ -54,7 +54,7 @@ def test_flushing_rows_come_first_or_spread_and_padding_last(
     agenda = ints(np.full((rows, 8), -7))
     agenda_kernel[(rows,)](
         agenda, ints(starts), ints(slots), ints(write_pos), ints(cache_base),
-        ints(is_flush, torch.int8), rows, ordered,
+        ints(is_flush, torch.int8), rows, together,
     )  # fmt: skip
 
     got = agenda.cpu().numpy()
@@ -68,7 +68,7 @@ def test_flushing_rows_come_first_or_spread_and_padding_last(
     turns = np.where(live, np.where(is_flush[slots[order]] != 0, 0, 1), 2)
     n, n_due = int(live.sum()), int((turns == 0).sum())
     assert (turns[n:] == 2).all()
-    apart = max((n - n // 8) // max(n_due, 1), 1) if ordered == 2 else 1
+    apart = max((n - n // 8) // max(n_due, 1), 1) if rows > together else 1
     assert np.flatnonzero(turns == 0).tolist() == [j * apart for j in range(n_due)]
     for turn in range(3):  # otherwise as they come
         same = np.array(order)[turns == turn]

@@ -40,19 +40,19 @@ def captured(step: Callable[[], None], device: str) -> Any:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ordered", [0, 1, 2])
+@pytest.mark.parametrize("together", [32, 0])
 def test_a_captured_step_replays_a_history(
-    layer: Callable[..., Any], device: str, ordered: int, monkeypatch: pytest.MonkeyPatch
+    layer: Callable[..., Any], device: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand steps of three rows and a padding row: outputs and folds.
 
-    A tenth of them where rows are started in another order than they come.
+    A tenth of them in the order of larger batches.
     """
     from ringfold.kernels import ring
     from ringfold.kernels.cursors import commit_gdn_replayssm_spec
     from ringfold.kernels.recurrent import gdn_recurrent_verify
 
-    monkeypatch.setattr(ring, "ORDERED", ordered)
+    monkeypatch.setattr(ring, "TOGETHER", together)
     K, V, L, T = (128, 64, 16, 4) if device == "cuda" else (16, 16, 8, 2)
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
     one = layer(H=1, HV=2, K=K, V=V, L=L, T=T, slots=4, dtype=dtype)
@@ -84,7 +84,7 @@ def test_a_captured_step_replays_a_history(
     truth = one.truth[order]
     parameters = Parameters(*(x.double().cpu().numpy() for x in (one.A_log, one.dt_bias)))
     worst, folds = 0.0, 0
-    replays = max(24, REPLAYS[device] // 10) if ordered else REPLAYS[device]
+    replays = max(24, REPLAYS[device] // 10) if not together else REPLAYS[device]
     for _ in range(replays):
         for x in buffers:
             x.copy_(one.draw(*x.shape))

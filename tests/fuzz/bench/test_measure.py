@@ -161,7 +161,7 @@ def test_a_peer_that_cannot_be_captured_is_left_out(
         return Graph(card)
 
     monkeypatch.setattr(measure, "capture", refuse)
-    report = measured(["triton", "triton+ORDERED=1"], [CASE], lambda *_: None)
+    report = measured(["triton", "triton+TOGETHER=0"], [CASE], lambda *_: None)
 
     without, with_times = report.measured[0].peers
     assert without.samples_us == []

@@ -26,7 +26,7 @@ from ringfold.fuzz.walk import walk
 def test_one_line_changes() -> None:
     """The constant's own, in the one file that has it."""
     source = Path(importlib.import_module("ringfold.kernels.state").__file__ or "").read_text()
-    rewrite = rewrite_of("+TILE_K=16+ORDERED=2")
+    rewrite = rewrite_of("+TILE_K=16+TOGETHER=2")
     assert rewrite is not None
 
     changed = [
@@ -57,20 +57,20 @@ def test_what_is_no_change_is_refused(changes: str, message: str) -> None:
 
 def test_every_constant_that_the_page_asks_about_is_there() -> None:
     """docs/kernels.md and the script for a GPU name them."""
-    asked = {"ORDERED", "RING_REGISTERS", "PLAN_REGISTERS", "TILE_K", "ROWS_PER_WARP"}
+    asked = {"TOGETHER", "RECORDS_AHEAD", "TILE_K", "ROWS_PER_WARP"}
 
     assert asked <= set(constants())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", ["+ORDERED=1", "+ORDERED=2+TILE_K=16+ROWS_PER_WARP=16"])
+@pytest.mark.parametrize("changes", ["+TOGETHER=0", "+TOGETHER=2+TILE_K=16+ROWS_PER_WARP=16"])
 def test_alternatives_are_right(changes: str) -> None:
     """Two histories with folds: no mismatch in any check, the twin changed alike."""
     target = resolve(f"triton{changes}")
     assert isinstance(target, TritonRing)
     state = importlib.import_module("ringfold.kernels.state")
     copies = target.wrappers.verify.__globals__
-    assert copies["ORDERED"] == int(changes[9])
+    assert copies["TOGETHER"] == int(changes[10])
     assert copies["Tile"].of.__globals__["TILE_K"] == (16 if "TILE_K" in changes else 32)
     assert state.TILE_K == 32
 
