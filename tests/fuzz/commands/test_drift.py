@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
-QUICK = (
+SHORT = (
     "--tokens 30 --gate -4 --similarity 0.5 --seeds 1 --k 8 --v 8 --precision bf16-records "
-    "--dialect ring --dialect open-loop --ring 16 --acceptance 0.7"
+    "--ring 16 --acceptance 0.7"
+)
+QUICK = f"{SHORT} --dialect ring --dialect open-loop"
+TARGETS = (
+    "triton sim@compact --tokens 10 --gate -4 --similarity 0.5 --seeds 1 --k 16 --v 16 --ring 8 "
+    "--acceptance 0.7 --precision fp32 --precision kernel"
 )
 PNG = b"\x89PNG"
 
@@ -45,6 +50,39 @@ def test_one_object_that_is_also_in_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == [path.parent, path]
 
 
+def test_what_was_saved_is_not_walked_again(tmp_path: Path) -> None:
+    """Cases of an earlier run are taken over as they are, in the order asked for, with its stamp.
+
+    So that they are seen to be taken over, the file says of one that it flipped a word.
+    """
+    path, short = tmp_path / "drift.json", SHORT.split()
+    assert run(*short, "--dialect", "ring", "--save", str(path)).returncode == 0
+    kept = json.loads(path.read_text())
+    kept["tracks"][0]["first_flip"][0][0] = [7]
+    path.write_text(json.dumps(kept))
+    both = ["--dialect", "open-loop", "--dialect", "ring", "--reuse", str(path), "--json"]
+    found = json.loads(run(*short, *both).stdout)
+    dialects = [(t["case"]["dialect"], t["first_flip"]) for t in found["tracks"]]
+
+    assert dialects == [("open-loop", [[[None]]]), ("ring", [[[7]]])]
+    assert found["reused"] == [kept["machine"]]
+    refused = run(*short, "--seed", "1", "--dialect", "ring", "--reuse", str(path))
+    assert refused.returncode == 2
+    assert "of other texts: its seed is 0, and here it is 1" in " ".join(refused.stderr.split())
+
+
+def test_targets_are_walked_beside_machines() -> None:
+    """Named ones alone unless dialects are named too; what one refuses is told, and why."""
+    found = json.loads(run(*TARGETS.split(), "--json").stdout)
+    walked = [(t["case"]["target"], t["case"]["precision"]) for t in found["tracks"]]
+    first, *others = found["refused"]
+
+    assert walked == [("triton", "fp32"), ("sim@compact", "fp32"), ("sim@compact", "kernel")]
+    assert (first, others) == ("triton kernel L=8 acceptance=0.7", [])
+    assert "bfloat16" in found["refused"][first]
+    assert found["identities"].keys() == {"triton", "sim@compact"}
+
+
 def test_a_table_for_people() -> None:
     """A row a case."""
     done = run(*QUICK.split())
@@ -70,6 +108,8 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
         ("--precision fp8", "precision is 'fp8', but must be one of fp32"),
         ("--ring 12", "a power of two"),
         ("--tokens 0", "tokens is 0"),
+        ("nobody", "target 'nobody' is unknown"),
+        ("--reuse none.json", "none.json is not what --save writes"),
         ("--plot /nowhere/a.png", "is not a folder"),
     ],
 )
