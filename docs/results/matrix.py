@@ -9,7 +9,7 @@ bits, it is run once more with no multiply and add contracted. Three kinds of co
 
 * pairwise: those of `ringfold fuzz`, batches of at most 256, `--each` row-windows in each; older
   files of a dialect that claims no bits walk the first six, which hold every K, V, ring and dtype;
-* small: heads of 32 by 32, one of each ring, batches of up to 4,096; they make up what pairwise
+* small: heads of 32 by 32, the first two rings, batches of up to 1,024; they make up what pairwise
   configurations leave to `--in-all` row-windows of each dialect, shared by targets that walk all;
 * server: a server's geometry, for our own kernels.
 
@@ -55,10 +55,14 @@ PAIRWISE_ROWS: Final = 256
 FEW: Final = 6
 """Pairwise configurations that older files walk."""
 SMALL: Final = Geometry(1, 2, 32, 32)
+SMALL_ROWS: Final = 1024
+"""States of more are read from memory again by every pass over them."""
+SMALL_RINGS: Final = 2
 SMALL_HORIZON: Final = 2**15
-"""Row-windows of one repeat: short enough that the last histories end together."""
+"""Row-windows of one repeat: few enough that the last histories end together."""
 SERVER: Final = {"geometry": Geometry(16, 32, 128, 128), "ring": 16, "window": 4}
 SERVER_DTYPE: Final = "bfloat16"
+SERVER_HORIZON: Final = 256
 
 WORST: Final[dict[str, Dead]] = {"compact": "garbage"}
 """Dead memory is NaN at worst, but where that meets a known finding within seconds."""
@@ -138,14 +142,13 @@ def parts(entry: Entry, options: argparse.Namespace, small: int) -> list[Part]:
         firsts: dict[int, Plan] = {}
         for plan in sorted(made(geometry=SMALL), key=lambda plan: plan.setup.layers):
             firsts.setdefault(plan.setup.ring, plan)
-        quota = -(-small // len(firsts))
-        found += [
-            Part(plan._replace(quota=quota, horizon=SMALL_HORIZON), "small")
-            for plan in firsts.values()
-        ]
+        chosen = [*firsts.values()][:SMALL_RINGS]
+        for plan in chosen:
+            one = plan._replace(quota=-(-small // len(chosen)), horizon=SMALL_HORIZON)
+            found.append(Part(_at_most(one, SMALL_ROWS), "small"))
     if options.server and entry.name == OURS:
         one = made(**SERVER, dtype=SERVER_DTYPE, quota=options.server)[0]
-        found.append(Part(one, "server"))
+        found.append(Part(one._replace(horizon=SERVER_HORIZON), "server"))
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -24,13 +25,15 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import Campaign, Report
+from ringfold.fuzz.campaign import Campaign, Clock, Orders, Report, gpus
+from ringfold.fuzz.campaign import _start_worker as start_worker
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Verify, load
+from ringfold.fuzz.watch import Watch
 
 BUG = "sim:fold-reads-from-row-zero"
 SECONDS_MAX = 60.0
@@ -308,6 +311,33 @@ def test_compiling_does_not_count(mine: Path, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ when things go wrong
+
+
+def test_it_can_be_stopped_while_targets_are_built(tmp_path: Path) -> None:
+    """What was not built is given up, and nothing is walked."""
+    stopped = Campaign(plans(resolve("sim"), "cpu")[:1], "cpu", 1, Budget(None, None), tmp_path, 1)
+    report = stopped.run(lambda *_: stopped.clock.stop())
+
+    assert report.windows == report.histories == 0
+    assert "give it more time" in " ".join(report.inconclusive)
+
+
+@pytest.mark.parametrize(("named", "dealt"), [("3,5", ["3", "5", "3"]), ("1", ["1", "1", "1"])])
+def test_workers_are_dealt_out_to_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, named: str, dealt: list[str]
+) -> None:
+    """Each sees one of those that this process may use."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    context = multiprocessing.get_context("spawn")
+    watch, clock = Watch(context, 3), Clock(context)
+    orders = Orders("cuda", None, clock, watch, gpus())
+    seen = []
+    for _ in range(3):
+        start_worker(orders)
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    assert seen == dealt
 
 
 def test_a_failure_that_does_not_repeat_is_inconclusive(mine: Path, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_ours_have_a_million_of_their_own(
     assert quotas["server"] == 7
     assert 9000 <= sum(quotas.values()) < 9000 + kinds["small"]
     assert {part.plan.setup.ring for part in every if part.kind == "small"} == {8, 16}
+    assert all(part.plan.setup.layers == 1 for part in every if part.kind == "small")
 
 
 def test_releases_of_a_dialect_share_a_million(
