@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -44,10 +44,10 @@ Engine = Literal["seeded", "hypothesis"]
 KEPT_MAX: Final = 5
 """Failures of one symptom that are written to disk; all are counted."""
 
-WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
-ABREAST: Final = {"cpu": 1.5, "cuda": 0.75}
-"""Lots under way for each worker. All compile at once, but processes that share a GPU take turns:
-with 16 of them an operation waited longer for its turn than it ran."""
+WORKERS_MAX: Final = {"cpu": 64, "cuda": 15}
+"""A GPU is so fast that telling histories keeps a core of its own busy."""
+ABREAST: Final = 1.5
+"""Lots under way for each worker: the next one waits where a worker finds it."""
 
 SHORT_NAMED: Final = 6
 """Configurations short of their quota that a sentence names; the report has all."""
@@ -137,9 +137,11 @@ class Report(msgspec.Struct):
     skipped: dict[str, int] = {}
     """Operations that a target does not own, by kind."""
     seconds: dict[str, float] = {}
-    """Time of all workers together, by what it went into."""
+    """Time of all workers together, by what it went into, and `telling`: that of their parent."""
     elapsed: float = 0.0
     """Seconds from the first window on."""
+    rate: float = 0.0
+    """Row-windows a second, from the first one on."""
     configurations: list[Tally] = []
     identities: dict[str, dict[str, str]] = {}
     inconclusive: list[str] = []
@@ -314,7 +316,7 @@ class Campaign:
         self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
         self.run_dir = run_dir or Path()
         self.report_path = run_dir / REPORT if run_dir else None
-        self.written = 0.0
+        self.written = self.telling = 0.0
         self.device, self.seed = device, seed
         visible = gpus() if device == "cuda" else ()
         count = workers or min(cores(), WORKERS_MAX[device] * max(1, len(visible)))
@@ -374,7 +376,11 @@ class Campaign:
 
     def _compile(self, on_progress: Callable[[Report, int, float], None]) -> None:
         """Build every target, and on a GPU compile every configuration, before the clock starts."""
-        plans = list(self.plans) if self.device == "cuda" else _first_of_each_target(self.plans)
+        plans = _first_of_each_target(self.plans)
+        if self.device == "cuda":
+            # In turns, so that no worker has yet to start, and to find the device, when it matters.
+            count = max(len(self.plans), self.report.workers)
+            plans = list(islice(cycle(self.plans), count))
         futures = [self._submit(_warm_up, plan) for plan in plans]
         for plan, future in zip(plans, futures, strict=True):
             while not future.done() and not self.orders.out_of_time():
@@ -384,12 +390,16 @@ class Campaign:
                 return
             identity, seconds = future.result()
             self.report.identities[plan.target] = identity
-            self.report.configurations[self.plans.index(plan)].compile_seconds = round(seconds, 3)
+            tally = self.report.configurations[self.plans.index(plan)]
+            tally.compile_seconds = max(tally.compile_seconds, round(seconds, 3))
 
     def _walk(self, on_progress: Callable[[Report, int, float], None]) -> None:
         while True:
             while self._idle() and not self.course.waits and not self.orders.out_of_time():
-                if (lot := self.course.lot()) is None:
+                start = time.perf_counter()
+                lot = self.course.lot()
+                self.telling += time.perf_counter() - start
+                if lot is None:
                     break
                 self.flying.append((lot, self._submit(_walk_lot, lot)))
             if not self.flying:
@@ -416,7 +426,7 @@ class Campaign:
     def _idle(self) -> bool:
         """Whether another lot should start; those that wait to be added up are done."""
         busy = sum(not future.done() for _, future in self.flying)
-        return busy < max(1, ABREAST[self.device] * self.report.workers)
+        return busy < ABREAST * self.report.workers
 
     def _land(self) -> None:
         """Add what came of the lot that has been flying longest."""
@@ -521,6 +531,7 @@ class Campaign:
         ):
             total.update(Counter(total) + Counter(part))
         report.elapsed = round(self.clock.elapsed(), 3)
+        report.rate = round(report.windows / report.elapsed, 1) if report.elapsed else 0.0
         if walked.failure is not None:
             self._found(walked.failure, walked)
 
@@ -596,6 +607,7 @@ class Campaign:
         reachable = set().union(*map(_reachable, protocols.values()))
         report.missed = sorted(reachable - set(report.situations))
         report.situations = dict(sorted(report.situations.items()))
+        report.seconds["telling"] = self.telling
         report.seconds = {part: round(s, 3) for part, s in sorted(report.seconds.items())}
         if report.missed and not report.mismatches:
             report.inconclusive.append(

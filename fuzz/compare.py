@@ -82,16 +82,14 @@ class Recorder(Walk):
             self.seen[key] = Seen(own, expected[:, i, : lengths[row]])
         super()._judge_outputs(outputs, rows, lengths, window)
 
-    def _judge_state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
-        if not requests:
-            return None
-        expected = self.truth.expected(list(requests))[0][GLOBAL].copy()
-        got = super()._judge_state(requests)
-        assert got is not None
-        for i, request in enumerate(requests):
-            key = Key(self.judge.position.operation, STATE, request)
-            self.seen[key] = Seen(got[:, i].copy(), expected[:, i])
-        return got
+    def _judge_state(self, requests: Sequence[Request], *, restart: bool = False) -> None:
+        if requests:
+            expected = self.truth.expected(list(requests))[0][GLOBAL]
+            got = self.judge.represented(requests)
+            for i, request in enumerate(requests):
+                key = Key(self.judge.position.operation, STATE, request)
+                self.seen[key] = Seen(got[:, i].copy(), expected[:, i].copy())
+        super()._judge_state(requests, restart=restart)
 
 
 class Recorded(NamedTuple):

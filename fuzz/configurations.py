@@ -74,13 +74,14 @@ def configurations(
     ring: int | None = None,
     window: int | None = None,
     dtype: str | None = None,
+    layers: int | None = None,
     bfloat16: bool = False,
     refuses: Callable[[Setup], str] = lambda setup: "",
 ) -> list[Setup]:
     """Setups to run, the plainest first.
 
     `dialect` is the target's, `device` decides the values to combine, and `geometry`, `ring`,
-    `window` and `dtype` fix what the caller wants fixed. `bfloat16` says whether the target
+    `window`, `dtype` and `layers` fix what the caller wants fixed. `bfloat16` says whether the target
     computes it on the CPU, as the simulator does, and `refuses` why it can't run a setup, which is
     then left out (empty if it can).
 
@@ -95,19 +96,19 @@ def configurations(
         [(geometry.key_dim, geometry.value_dim)] if geometry else list(values.dims),
         _rings(values.rings if DIALECTS[dialect].verifies else DECODE_RINGS, ring, window),
         [dtype] if dtype else list(dtypes),
-        list(values.layers),
+        [layers] if layers else list(values.layers),
     ]
     if DIALECTS[dialect].narrow_protocol is not None:
         parameters.append([False, True])
     setups, reason = [], ""
-    for (H, HV), (K, V), (L, T), name, layers, *narrow in AllPairs(parameters):
+    for (H, HV), (K, V), (L, T), name, count, *narrow in AllPairs(parameters):
         setup = Setup(
             dialect=dialect,
             geometry=Geometry(H, HV, K, V),
             ring=L,
             window=T,
             slots=2,
-            layers=layers,
+            layers=count,
             dtypes=Dtypes(activation=name, record=name, state=_state(name, device, any(narrow))),
         )
         if because := refuses(setup):

@@ -127,15 +127,15 @@ class Differential:
         with self._timed("checks"):
             self.judge.frame(allowed)
 
-    def _judge_state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
+    def _judge_state(self, requests: Sequence[Request], *, restart: bool = False) -> None:
         with self._timed("checks"):
-            return self.judge.state(requests)
+            self.judge.state(requests, restart=restart)
 
     def _judge_stored(self, requests: list[Request]) -> None:
         """Judge checkpoints that were just written; from here on, judge from what they hold."""
-        self.truth.stored(requests)
-        if (own := self._judge_state(requests)) is not None:
-            self.truth.restart(requests, own)
+        with self._timed("oracle"):
+            self.truth.stored(requests)
+        self._judge_state(requests, restart=True)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -41,44 +41,77 @@ def index(buffer: Buffer, region: Region) -> arrays.Index:
 
 
 class Mirror:
-    """A target's memory on the host, as it was before and after its last operation.
+    """A target's memory as it was before and after its last operation, where the target keeps it.
 
-    Everything is judged here: one copy a buffer and operation is all that a device has to send.
+    A device compares the two itself, and sends only what a check reads.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.now: dict[str, NDArray[Any]] = {}
+        self.before: dict[str, Any] = {}
+        self.now: dict[str, Any] = {}
         self.look()
 
     def look(self) -> None:
         """Copy every buffer; what was there becomes what was there before."""
-        self.before = self.now
         views = self.target.views()
         self.buffers = {name: view.buffer for name, view in views.items()}
-        self.now = {name: arrays.to_numpy(view.array) for name, view in views.items()}
+        room, self.before = self.before, self.now
+        self.now = {name: arrays.copied(view.array, room.get(name)) for name, view in views.items()}
+        for view in views.values():
+            arrays.finish(view.array)
 
     def take(self, name: str, region: Region) -> NDArray[Any]:
         """Elements of a buffer as they are now."""
-        taken: NDArray[Any] = self.now[name][index(self.buffers[name], region)]
-        return taken
+        return self.take_all({name: region})[name]
+
+    def take_all(self, regions: Mapping[str, Region]) -> dict[str, NDArray[Any]]:
+        """Elements of several buffers as they are now."""
+        there = self._there({name: [region] for name, region in regions.items()})
+        taken = [self.now[name][at] for name, (at,) in there.items()]
+        return dict(zip(there, arrays.to_numpy_all(taken), strict=True))
+
+    def _there(self, regions: Mapping[str, Iterable[Region]]) -> dict[str, list[arrays.Index]]:
+        """Regions by buffer as indices where the buffers lie; what several share is sent once.
+
+        A target may keep a buffer to itself, such as its convolution's windows.
+        """
+        sent: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+        def send(i: Any, array: Any) -> Any:
+            if not isinstance(i, np.ndarray):
+                return i
+            key = id(i), str(getattr(array, "device", ""))
+            if key not in sent:
+                sent[key] = i, arrays.native((i,), array)[0]
+            return sent[key][1]
+
+        return {
+            name: [
+                tuple(send(i, self.now[name]) for i in index(self.buffers[name], region))
+                for region in some
+            ]
+            for name, some in regions.items()
+            if name in self.buffers
+        }
 
     def changes(self, allowed: Mapping[str, Iterable[Region]]) -> Iterator[Change]:
         """Bits that the last operation changed outside `allowed`, one finding a buffer."""
-        for name, buffer in self.buffers.items():
-            before, after = self.before[name], self.now[name]
-            mask = arrays.bits(before) != arrays.bits(after)
-            for region in allowed.get(name, ()):
-                mask[index(buffer, region)] = False
-            if not mask.any():
+        masks = {name: arrays.differing(self.before[name], self.now[name]) for name in self.buffers}
+        for name, some in self._there(allowed).items():
+            for at in some:
+                arrays.fill(masks[name], at, False)
+        changed = arrays.anywhere(list(masks.values()))
+        for (name, mask), differs in zip(masks.items(), changed, strict=True):
+            if not differs:
                 continue
-            found = np.argwhere(mask)
+            found = np.argwhere(arrays.to_numpy(mask))
             first = tuple(int(i) for i in found[0])
             yield Change(
                 name,
-                dict(zip(buffer.axes, first, strict=True)),
-                float(before[first]),
-                float(after[first]),
+                dict(zip(self.buffers[name].axes, first, strict=True)),
+                float(self.before[name][first]),
+                float(self.now[name][first]),
                 len(found),
             )
 
@@ -87,10 +120,8 @@ class Mirror:
         if how == "leave":
             return
         views = self.target.views()
-        for name, regions in dead.items():
-            if (buffer := self.buffers.get(name)) is None:
-                continue  # a target may keep its convolution's windows to itself
-            value = float("nan") if how == "nan" else GARBAGE[buffer.role]
-            for region in regions:
-                arrays.fill(views[name].array, index(buffer, region), value)
-                self.now[name][index(buffer, region)] = value
+        for name, some in self._there(dead).items():
+            value = float("nan") if how == "nan" else GARBAGE[self.buffers[name].role]
+            for at in some:
+                arrays.fill(views[name].array, at, value)
+                arrays.fill(self.now[name], at, value)

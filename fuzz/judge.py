@@ -25,6 +25,7 @@ from ringfold.fuzz.target import Inputs, Request, Target, require_views
 from ringfold.fuzz.truth import BLOCK_ELEMENTS, GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
 from ringfold.oracle.gdn import L2NORM_EPS
 from ringfold.oracle.units import UNIT
+from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import CONVOLUTION
 from ringfold.sim.setup import Setup
 
@@ -115,24 +116,37 @@ class Judge:
         """Check 1. `outputs` [layer, token, HV, V]; `owners` [token]: tokens of real rows."""
         if self.dialect.zeroes_padding:
             self._judged("outputs", checks.padding(outputs[:, ~owners]), (), ("layer", "token"))
-        trail = self.truth.outputs(window)
         live = window.live
-        got = np.zeros(trail.outputs.shape, outputs.dtype)
+        got = np.zeros((outputs.shape[0], *live.shape, *outputs.shape[2:]), outputs.dtype)
         got[:, live] = outputs[:, owners]
+        sequential, parts = 0.0, []
+        for some, part in window.blocks(self.truth.elements):
+            seen, judged = self._outputs(got[:, some], part)
+            sequential = max(sequential, seen)
+            parts.append(judged.after(some.start))
+        judged = checks.worst(parts)
+        if self.dialect.has_ring and judged.finding is None:
+            self._raise("precision", sequential)
         axes = ("layer", "row", "token", "value_head", "v")
-        compared = (got, trail, window.updates, live)
+        self._judged("outputs", judged, window.requests, axes, window.batch_rows)
+
+    def _outputs(self, got: NDArray[Any], window: Window) -> tuple[float, Judged]:
+        """The same for a few rows, [layer, row, T, HV, V].
+
+        What a sequential computation would not lose is no fault of logic, so it is told apart: the
+        first of the two is the largest error over what such a computation may lose.
+        """
+        trail = self.truth.outputs(window)
+        compared = (got, trail, window.updates, window.live)
         slack = window.convolved and window.convolved.query
         judged = checks.outputs(*compared, self.eps_dot, self.record_tiny, slack)
+        sequential = judged.seen
         if self.dialect.has_ring:
-            # What a sequential computation would not lose is no fault of logic: it is told apart.
-            sequential = judged.seen
             lost = lost_by_decays(self.truth.running_gates(window, window.lengths))
             eps_dot = self.eps_dot + lost[..., None]
             underflow = self.truth.lost_by_underflow(window, trail)
             judged = checks.outputs(*compared, eps_dot, self.record_tiny, slack, underflow)
-            if judged.finding is None:
-                self._raise("precision", sequential)
-        self._judged("outputs", judged, window.requests, axes, window.batch_rows)
+        return sequential, judged
 
     def require_outputs(self, outputs: Any, tokens: int) -> None:
         """Raise TypeError for outputs of another shape, or of a dtype with other limits."""
@@ -144,25 +158,38 @@ class Judge:
                 f"outputs are {found.dtype.name} {list(found.shape)}, but must be {wanted}"
             )
 
-    def state(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
-        """Check 2, from the last checkpoint on and since admission; returns what is stored."""
+    def state(self, requests: Sequence[Request], *, restart: bool = False) -> None:
+        """Check 2, from the last checkpoint on and since admission.
+
+        `restart`: the checkpoints were just written, so from here on the first of the two goes on
+        from what they hold.
+        """
         if not requests:
-            return None
-        got = []
+            return
         judged: dict[Check, list[Judged]] = {"state-local": [], "state-global": []}
         rows = max(1, BLOCK_ELEMENTS // self.truth.elements)
+        lagging = self.ledger.lagging(requests)
+        if len(requests) > rows:  # a block walks through as many records as its longest row has
+            order = np.argsort(lagging.write_pos, kind="stable")
+            requests = [requests[i] for i in order]
+            lagging = Cursors(*(values[order] for values in lagging))
+        memory = self._memory(requests)
         for start in range(0, len(requests), rows):
-            block = list(requests[start : start + rows])
-            got.append(self.represented(block))
+            some = slice(start, start + rows)
+            block = list(requests[some])
+            part = {name: array[:, some] for name, array in memory.items()}
+            behind = Cursors(*(values[some] for values in lagging))
+            got = self.dialect.represented(part, behind, self.setup)
             expected, error = self.truth.expected(block)
             for check, which in zip(judged, (LOCAL, GLOBAL), strict=True):
                 one = checks.state(
-                    check, got[-1], expected[which], error[which], self.setup.dtypes.state
+                    check, got, expected[which], error[which], self.setup.dtypes.state
                 )
                 judged[check].append(one.after(start))
+            if restart:
+                self.truth.restart(block, got)
         for check, each in judged.items():
             self._judged(check, checks.worst(each), requests, STATE_AXES)
-        return np.concatenate(got, axis=1)
 
     def cursors(self) -> None:
         """Check 3: the integers of every seated request are exactly those of the protocol."""
@@ -171,8 +198,9 @@ class Judge:
         requests = list(self.ledger.entries)
         expected = self.ledger.cursors(requests)
         places = self.ledger.place(requests)
+        taken = self.mirror.take_all(dict.fromkeys(expected._fields, places))
         for name, right in expected._asdict().items():
-            got = self.mirror.take(name, places).astype(np.int64)
+            got = taken[name].astype(np.int64)
             self._count("cursors")
             wrong = np.flatnonzero(got != right)
             if wrong.size:
@@ -191,11 +219,14 @@ class Judge:
         dialect, live = self.dialect, window.live
         if not (dialect.raw_records or dialect.derived_records) or not window.requests:
             return
-        region = self.ledger.window(window.requests)
+        names = [name for name, _ in dialect.raw_records] + [*dialect.derived_records]
+        if "k" in names and "k_low" in self.mirror.buffers:
+            names.append("k_low")
+        there = self.mirror.take_all(dict.fromkeys(names, self.ledger.window(window.requests)))
 
         def stored(name: str) -> NDArray[Any]:  # [layer, row, T, heads(, width)]
             # A slice parts the slot and ring indices, so their common axis comes first.
-            packed = self.mirror.take(name, region)
+            packed = there[name]
             padded = np.zeros((packed.shape[1], *live.shape, *packed.shape[2:]), packed.dtype)
             padded[:, live] = np.moveaxis(packed, 0, 1)
             return padded
@@ -218,7 +249,7 @@ class Judge:
         updates, group = window.updates, self.setup.geometry.group
         for name in dialect.derived_records:
             if name == "k":
-                low = stored("k_low") if "k_low" in self.mirror.buffers else None
+                low = stored("k_low") if "k_low" in there else None
                 off = 0.0 if behind is None else behind.unit_k_slack
                 judged = checks.keys(stored("k"), low, updates.k[..., ::group, :], live, off)
             else:
@@ -356,13 +387,16 @@ class Judge:
 
     def represented(self, requests: Sequence[Request]) -> NDArray[np.float64]:
         """What the target's memory stands for, [layer, row, HV, V, K]."""
+        lagging = self.ledger.lagging(requests)
+        return self.dialect.represented(self._memory(requests), lagging, self.setup)
+
+    def _memory(self, requests: Sequence[Request]) -> dict[str, NDArray[Any]]:
+        """What `represented` reads of these requests: [layer, row, ...] by buffer."""
         places = self.ledger.place(requests)
-        memory = {
-            name: self.mirror.now[name][:, places[buffer.axes[1]]]
-            for name, buffer in self.mirror.buffers.items()
-            if name in self.dialect.represents
-        }
-        return self.dialect.represented(memory, self.ledger.lagging(requests), self.setup)
+        buffers = {n: b for n, b in self.mirror.buffers.items() if n in self.dialect.represents}
+        return self.mirror.take_all(
+            {name: {axis: places[axis]} for name, b in buffers.items() if (axis := b.axes[1])}
+        )
 
     # Reporting.
 

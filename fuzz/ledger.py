@@ -144,7 +144,8 @@ class Ledger:
     def lagging(self, requests: Iterable[Request]) -> Cursors:
         """Cursors whose `write_pos` is the number of records that the checkpoint lacks."""
         entries = [self.entries[r] for r in requests]
-        return stacked([e.cursors._replace(write_pos=e.lag) for e in entries])
+        lag = _ints([entry.lag for entry in entries])
+        return stacked([entry.cursors for entry in entries])._replace(write_pos=lag)
 
     def seats(self, requests: Iterable[Request], axis: str) -> NDArray[np.int64]:
         """Indices of `requests` on a buffer's `slot` or `request` axis."""
@@ -152,17 +153,23 @@ class Ledger:
 
     def window(self, requests: Iterable[Request]) -> Region:
         """Where the pending windows of `requests` lie, on every axis that a record may have."""
-        slots, places, rings, steps = [], [], [], []
-        for request in requests:
-            entry = self.entries[request]
-            base, position = entry.cursors.cache_base, entry.cursors.write_pos
-            for t in range(entry.pending):
-                slots.append(entry.seat["slot"])
-                places.append(entry.seat["request"])
-                rings.append(physical(base, position + t, self.setup.ring))
-                steps.append(t)
-        axes = {"slot": slots, "request": places, "ring": rings, "step": steps}
-        return {axis: _ints(indices) for axis, indices in axes.items()}
+        entries = [self.entries[r] for r in requests]
+        return self._records(entries, _ints([e.cursors.write_pos for e in entries]))
+
+    def _records(self, entries: Sequence[Entry], first: NDArray[np.int64]) -> Region:
+        """Where records lie from logical position `first` [row] to the end of the window.
+
+        A record's step is counted from there as well.
+        """
+        cursors = stacked([entry.cursors for entry in entries])
+        counts = cursors.write_pos + _ints([entry.pending for entry in entries]) - first
+        steps = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        region = {
+            axis: np.repeat(_ints([entry.seat[axis] for entry in entries]), counts)
+            for axis in ("slot", "request")
+        }
+        base, position = np.repeat(cursors.cache_base, counts), np.repeat(first, counts) + steps
+        return {**region, "ring": physical(base, position, self.setup.ring), "step": steps}
 
     def place(self, requests: Iterable[Request]) -> Region:
         """Where `requests` sit, on every axis that names a request."""

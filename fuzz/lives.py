@@ -108,24 +108,31 @@ class Lives(Differential):
     def _seat(self, seats: Sequence[Admit | Place]) -> NDArray[np.float32]:
         """Admit requests; returns their states [layer, row, HV, V, K]."""
         requests = [seat.request for seat in seats]
+        tags = [seat.tag for seat in seats]
+        pasts = None
         with self._timed("payload"):
-            states = [self.payload.state(s.request, s.tag, self.iteration) for s in seats]
-            pasts: list[Any] = [()] * len(seats)
+            states = self.payload.states(np.array(requests), np.array(tags), self.iteration)
             if self.setup.convolution:
-                pasts = [(self.payload.past(s.request, s.tag, self.iteration),) for s in seats]
+                each = zip(requests, tags, strict=True)
+                pasts = np.stack([self.payload.past(*at, self.iteration) for at in each], 1)
 
         def admit(target: Any) -> None:
-            for request, state, past in zip(requests, states, pasts, strict=True):
-                target.admit(request, state, *past)
+            if hasattr(target, "admit_all"):
+                target.admit_all(requests, states)
+                return
+            for row, request in enumerate(requests):
+                past = () if pasts is None else (pasts[:, row],)
+                target.admit(request, states[:, row], *past)
 
         self._call(admit)
-        for request, state, past in zip(requests, states, pasts, strict=True):
+        for request in requests:
             self.ledger.admit(request, self._where(request))
-            self.truth.admit(request, state.astype(np.float64), *past)
+        with self._timed("oracle"):
+            self.truth.admit_all(requests, states.astype(np.float64), pasts)
         self._judge_frame(self.ledger.admit_may_write(requests))
         self.judge.cursors()
         self.judge.convolution(requests)
-        return np.stack(states, 1)
+        return states
 
     def _free(self, request: Request) -> None:
         if request in self.unseated:

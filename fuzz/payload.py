@@ -178,24 +178,29 @@ class Payload:
         self, request: Request, tag: int, iteration: int = 0, profile: str | None = None
     ) -> Floats:
         """The state after a prefill, [layer, HV, V, K], in values that the checkpoint holds."""
-        explicit = self.tensors.get(f"state/{request}/{tag}")
-        if explicit is not None:
-            return explicit
+        states = self.states(np.array([request]), np.array([tag]), iteration, profile)
+        return np.asarray(states[:, 0])
+
+    def states(
+        self, requests: Ints, tags: Ints, iteration: int = 0, profile: str | None = None
+    ) -> Floats:
+        """The same of many requests [row], each with its tag: [layer, row, HV, V, K]."""
         g = self.setup.geometry
         lanes = _lanes(g.value_heads, g.key_dim, Tensor.STATE).reshape(2, g.value_heads, 1, -1)
         rows = np.arange(g.value_dim, dtype=np.uint32)[:, None]  # v has the place of the index
+        tag, request = (_words(of)[:, None, None, None] for of in (tags, requests))
         words = philox4x32(
-            (
-                lanes[0],
-                lanes[1] | self._layers[:, None, None, None] | rows,
-                _words(tag),
-                _words(request),
-            ),
+            (lanes[0], lanes[1] | self._layers[:, None, None, None, None] | rows, tag, request),
             (self.seed, iteration),
-        )  # [layer, HV, V, block, 4]
-        words = words.reshape(*words.shape[:3], -1)[..., : g.key_dim]
-        state = (PROFILES[profile] if profile else self.profile).state(words, self.limits)
-        return rounded(state, self.setup.dtypes.state)
+        )  # [layer, row, HV, V, block, 4]
+        words = words.reshape(*words.shape[:4], -1)[..., : g.key_dim]
+        drawn = (PROFILES[profile] if profile else self.profile).state(words, self.limits)
+        states = rounded(drawn, self.setup.dtypes.state)
+        for row, at in enumerate(zip(requests, tags, strict=True) if self.tensors else ()):
+            explicit = self.tensors.get("state/{}/{}".format(*at))
+            if explicit is not None:
+                states[:, row] = explicit
+        return states
 
     def _constant(self, heads: int, width: int, tensor: Tensor) -> Words:
         """Words that belong to no request: [layer, heads, width]."""

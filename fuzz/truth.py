@@ -8,8 +8,8 @@ token stands out after any number of right ones. Both advance by the same tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from ringfold.oracle.units import (
     round_state,
     scan_units,
     sizes,
-    zero,
 )
 from ringfold.sim.setup import Setup
 
@@ -41,7 +40,7 @@ FACTORS: Final = 4
 """What may underflow between a delta and its part in an output: the decay to the window's start and
 the one within it, their product with beta or the score, and that with the other."""
 
-BLOCK_ELEMENTS: Final = 2**16
+BLOCK_ELEMENTS: Final = 2**17
 """State elements that are walked at a time: they stay in the cache, which for batches of thousands
 of rows is up to nine times as fast."""
 
@@ -66,13 +65,16 @@ class Window(NamedTuple):
 
     def rows(self, keep: NDArray[np.bool_]) -> Window:
         """The same window for some of its rows."""
-        kept = np.flatnonzero(keep)
+        return self.part(np.flatnonzero(keep), self.updates.v.shape[2])
+
+    def part(self, rows: Ints, tokens: int) -> Window:
+        """The first so many tokens of these rows."""
         return Window(
-            [self.requests[i] for i in kept],
-            [self.batch_rows[i] for i in kept],
-            self.lengths[kept],
-            Updates(*(x[:, kept] for x in self.updates)),
-            self.convolved and self.convolved.rows(kept),
+            [self.requests[i] for i in rows],
+            [self.batch_rows[i] for i in rows],
+            np.minimum(self.lengths[rows], tokens),
+            Updates(*(x[:, rows, :tokens] for x in self.updates)),
+            self.convolved and Convolved(*(x[:, rows, :tokens] for x in self.convolved)),
         )
 
     def blocks(self, elements: int) -> Iterator[tuple[slice, Window]]:
@@ -222,15 +224,22 @@ class Truth:
 
         `past` [layer, channel, W - 1] are the last projections, where there is a convolution.
         """
-        place = self.places[request] = self.vacant.pop()
-        self.state[:, :, place] = state
-        units = zero(self.state[:, :, place])
-        self.error[:, :, place], self.mass[:, :, place] = units
-        self.gates[:, :, place] = 0.0
-        self.undecayed[:, :, place] = units.mass[GLOBAL], np.zeros_like(units.mass[GLOBAL])
-        if past is not None:
-            self.past[0, :, place] = past
-        self.mark(place)
+        self.admit_all([request], state[:, None], None if past is None else past[:, None])
+
+    def admit_all(
+        self, requests: Sequence[Request], states: Array, pasts: NDArray[Any] | None = None
+    ) -> None:
+        """The same for many, [layer, row, ...]."""
+        self.places.update((request, self.vacant.pop()) for request in requests)
+        at = self.at(requests)
+        self.state[:, :, at] = states
+        mass = sizes(states)
+        self.error[:, :, at], self.mass[:, :, at] = 0.0, mass
+        self.gates[:, :, at] = 0.0
+        self.undecayed[0][:, at], self.undecayed[1][:, at] = mass, 0.0
+        if pasts is not None:
+            self.past[0, :, at] = pasts.swapaxes(0, 1)
+        self.mark(at)
 
     def free(self, request: Request) -> None:
         """Forget a request."""
@@ -272,15 +281,9 @@ class Truth:
 
     def outputs(self, window: Window) -> Trail:
         """What a verify of `window` must return, with the error units of every token."""
-        trails = []
-        for _, part in window.blocks(self.elements):
-            at = self.at(part.requests)
-            units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
-            trails.append(self._scan(self.state[GLOBAL][:, at], units, part, part.lengths))
-        *arrays, ends = zip(*trails, strict=True)
-        outputs, errors, masses, state = (np.concatenate(each, axis=1) for each in arrays)
-        ended = Units(*(np.concatenate(each, axis=1) for each in zip(*ends, strict=True)))
-        return Trail(outputs, errors, masses, state, ended)
+        at = self.at(window.requests)
+        units = Units(self.error[GLOBAL][:, at], self.mass[GLOBAL][:, at])
+        return self._scan(self.state[GLOBAL][:, at], units, window, window.lengths)
 
     def _scan(self, state: Array, units: Units, window: Window, counts: Ints) -> Trail:
         trail = scan_units(state, units, window.updates, self.exp_A, counts)
@@ -296,7 +299,8 @@ class Truth:
         sums, totals = self.gates[:, :, self.at(window.requests), None]
         gates = np.abs(until(window.updates, counts).log_decay)
         running = sums + gates.cumsum(-2)
-        return np.stack([running, totals + running.cumsum(-2)])
+        added_up = np.where(live(counts, gates.shape[-2])[..., None], running, 0.0)
+        return np.stack([running, totals + added_up.cumsum(-2)])
 
     def summed(self, window: Window, start: Array, masses: Array, counts: Ints) -> Undecayed:
         """What a ring adds up for the first `counts` [row] tokens.
@@ -332,8 +336,12 @@ class Truth:
 
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         """Advance both states by the first `accepted` [row] tokens of each row."""
-        for some, part in window.blocks(2 * self.elements):
-            self._commit(part, accepted[some])
+        order = np.argsort(accepted, kind="stable")  # a block walks as far as its longest row
+        rows = max(1, BLOCK_ELEMENTS // (2 * self.elements))
+        for start in range(0, len(order), rows):
+            some = order[start : start + rows]
+            if tokens := int(accepted[some].max()):
+                self._commit(window.part(some, tokens), accepted[some])
 
     def _commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         at = self.at(window.requests)
@@ -347,9 +355,8 @@ class Truth:
             self.error[:, :, at] += self.losses.tokens(
                 window.updates, units, trail, accepted, lost_by_decays(running), summed.fresh
             )
-        if window.updates.v.shape[2]:
-            self.gates[:, :, at] = running[..., -1, :]
-            self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
+        self.gates[:, :, at] = running[..., -1, :]
+        self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
         if (past := self.past_ahead(window, accepted)) is not None:
             self.past[0][:, at] = past
 
@@ -403,7 +410,7 @@ class Truth:
         at = self.at(requests)
         return self.state[:, :, at], self.error[:, :, at]
 
-    def at(self, requests: list[Request]) -> NDArray[np.int64]:
+    def at(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Places of `requests`."""
         return np.array([self.places[r] for r in requests], np.int64)
 

@@ -32,6 +32,7 @@ from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.targets import registry
+from ringfold.sim.setup import LAYERS_MAX
 
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 TIME_MAX_DEFAULT: Final = 60.0
@@ -60,6 +61,9 @@ def fuzz(
     ring: OfRing = None,
     window: OfWindow = None,
     dtype: OfDtype = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=LAYERS_MAX, help="Layers of the model.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=256, help="Worker processes. [one a core]")
     ] = None,
@@ -98,6 +102,7 @@ def fuzz(
             ring=ring,
             window=window,
             dtype=dtype_of(dtype),
+            layers=layers,
         )
     ]
     if by == "hypothesis" and each is not None:
@@ -161,7 +166,7 @@ def _show_report(report: Report) -> None:
         )
         out.print()
     spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
-    out.print(f"Time of {report.workers} workers: {spent}.")
+    out.print(f"Time of {report.workers} workers, and telling in the parent: {spent}.")
     for finding in report.findings:
         out.print()
         more = f" (in {finding.histories} histories)" if finding.histories > 1 else ""
@@ -180,7 +185,7 @@ def _show_report(report: Report) -> None:
     out.print()
     out.print(
         f"{', '.join(report.targets)} on {report.device}, seed {report.seed}: {verdict}; "
-        f"{report.windows} row-windows in {report.elapsed:.0f} s, "
+        f"{report.windows} row-windows in {report.elapsed:.0f} s ({report.rate:.0f} a second), "
         f"{len(report.configurations)} configurations.",
         markup=False,
     )

@@ -48,11 +48,12 @@ class SglangCompact(Tracks, Places):
         # Under a narrower checkpoint every operand is rounded to the dtype of the activations.
         return Precision(max(tf32.dot, eps(setup.dtypes.activation)), fold)
 
-    def admit(self, request: Request, state: Floats) -> None:
-        """Take a place and a slot; the pool zeroes the cursors of a place that it gives out."""
-        super().admit(request, state)
+    def admit_all(self, requests: Sequence[Request], states: Floats) -> None:
+        """Take places and slots; the pool zeroes the cursors of a place that it gives out."""
+        super().admit_all(requests, states)
         for cursor in CURSORS:
-            self.memory[cursor][self.places[request]] = 0
+            for request in requests:
+                self.memory[cursor][self.places[request]] = 0
 
     def launch_verify(
         self, layer: int, batch: Batch, inputs: Sequence[torch.Tensor], out: torch.Tensor

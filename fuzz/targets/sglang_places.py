@@ -34,10 +34,10 @@ class Places(ReleasedTarget):
         self.places: dict[Request, int] = {}
         self.vacant = deque(range(NULL_SLOT + 1, setup.slots))
 
-    def admit(self, request: Request, state: Floats) -> None:
-        """Take a place and a slot."""
-        self.places[request] = self.vacant.popleft()
-        super().admit(request, state)
+    def admit_all(self, requests: Sequence[Request], states: Floats) -> None:
+        """Take places and slots."""
+        self.places.update((request, self.vacant.popleft()) for request in requests)
+        super().admit_all(requests, states)
 
     def free(self, request: Request) -> None:
         """Give both back, contents as they are."""

@@ -76,6 +76,33 @@ def test_take_put_and_fill_are_the_same_in_both(dtype: str) -> None:
     assert (plain[0, 0] == -7.0).all()
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int8"])
+def test_what_differs_is_the_same_in_both(dtype: str) -> None:
+    """Only bits count: one that is flipped is found, NaN and copies of NaN are alike."""
+    values = odd_values(dtype) if dtype in FLOATS else np.arange(9).astype(dtype)
+    there = arrays.like(values.astype(np.float64), torch.zeros(9, dtype=getattr(torch, dtype)))
+    for array in (values, there):
+        copy = arrays.copied(array)
+        same = arrays.differing(array, copy)
+        arrays.fill(copy, (np.array([0]),), -0.0 if dtype in FLOATS else 1)
+        other = arrays.differing(array, copy)
+
+        assert arrays.anywhere([same, other, same]) == [False, True, False]
+        assert arrays.to_numpy(other).tolist() == [True] + 8 * [False]
+        assert arrays.copied(array, copy) is copy  # the same memory again
+        assert arrays.anywhere([arrays.differing(array, copy)]) == [False]
+
+
+def test_several_arrays_come_back_at_once() -> None:
+    """Those of either library, in order, as copies."""
+    tensor, array = torch.arange(3), np.arange(4.0)
+
+    one, two = arrays.to_numpy_all([tensor, array])
+    tensor[0], array[0] = 7, 7
+
+    assert (one.tolist(), two.tolist()) == ([0, 1, 2], [0, 1, 2, 3])
+
+
 def test_bits_tell_apart_what_values_do_not() -> None:
     """NaN equals itself and the two zeros differ, in the width of the dtype."""
     a, b = np.array([np.nan, 0.0], np.float32), np.array([np.nan, -0.0], np.float32)

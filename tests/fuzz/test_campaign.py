@@ -194,7 +194,7 @@ def lasting(report: Report, run_dir: Path) -> str:
     from msgspec.json import decode, encode
 
     kept: dict[str, Any] = decode(encode(report).replace(str(run_dir).encode(), b""))
-    for name in ("seconds", "elapsed", "workers"):
+    for name in ("seconds", "elapsed", "rate", "workers"):
         del kept[name]
     for tally in kept["configurations"]:
         del tally["compile_seconds"]

@@ -53,6 +53,16 @@ def test_the_plainest_comes_first() -> None:
     assert configurations("ring", "cpu") == configurations("ring", "cpu")
 
 
+def test_everything_can_be_fixed() -> None:
+    """Then there is one setup: that, and nothing else."""
+    (setup,) = configurations(
+        "ring", "cuda", geometry=Geometry(1, 2, 32, 32), ring=8, window=2, dtype="float32", layers=1
+    )
+
+    assert parts(setup) == ((1, 2), (32, 32), (8, 2), "float32", 1)
+    assert rows(setup, "cuda") == 4096
+
+
 def test_every_setup_has_room_for_a_batch_and_one_more() -> None:
     """Somebody is always left out of a batch; slot 0 is padding."""
     for device in get_args(Device):

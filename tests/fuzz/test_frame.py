@@ -1,6 +1,7 @@
 """What changed outside of what may change, and what becomes of dead memory.
 
-A mirror holds a target's memory as it was before and after its last operation. Whatever differs
+A mirror holds a target's memory as it was before and after its last operation, and never shows
+anything of it but what a region names. Whatever differs
 between the two in a single bit must lie in a region that the operation may write; dead memory is
 filled in the target and in the mirror alike, so that filling it is never taken for a change.
 Everything is tried on NumPy arrays and on torch tensors.
@@ -122,6 +123,22 @@ def test_poison_reaches_the_dead_and_is_no_change(memory: _Memory, how: Any) -> 
     memory.rawk[0, 1, 0, 0, 0] = 1.0
     held.look()
     assert len(list(held.changes({}))) == 1
+
+
+def test_what_is_taken_is_what_is_there_now(memory: _Memory) -> None:
+    """Of several buffers at once, by one region or by several, as the last look found them."""
+    memory.rawk[:, 2, :, 3] = 4.0
+    memory.write_pos[1] = 9
+    held = mirror(memory)
+    memory.write_pos[1] = 0
+    slots = region(slot=[1, 2])
+
+    taken = held.take_all({"rawk": slots, "write_pos": slots})
+
+    assert taken["write_pos"].tolist() == [9, 0]
+    assert taken["rawk"].shape == (2, 2, 1, 8, 3)
+    assert np.argwhere(taken["rawk"])[:, 1:4].tolist() == [[1, 0, 3]] * 6
+    assert np.array_equal(held.take("rawk", region(slot=[2], ring=[3])), np.full((1, 2, 1, 3), 4))
 
 
 def test_left_memory_is_left(memory: _Memory) -> None:

@@ -143,6 +143,17 @@ class TestKeying:
         vectors = np.concatenate([keys, here.q.reshape(-1, 6), here.v.reshape(-1, 6)])
         assert len(np.unique(vectors)) == vectors.size
 
+    @pytest.mark.parametrize("profile", sorted(PROFILES))
+    def test_many_states_are_each_of_them(self, profile: str) -> None:
+        """Drawn together, states have the bits that they have one by one."""
+        payload = Payload(setup(), 7, profile)
+        requests, tags = np.array([3, 0, 9]), np.array([1, 2, 2])
+
+        together = payload.states(requests, tags, 5)
+
+        for row, key in enumerate(zip(requests, tags, strict=True)):
+            assert same(together[:, row], payload.state(*key, 5))
+
     def test_states_are_keyed_too(self) -> None:
         """The state after a prefill differs by request, tag and iteration, in every element."""
         payload = Payload(setup(), 7, "ordinary")

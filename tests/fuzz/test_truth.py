@@ -137,6 +137,37 @@ def test_the_checkpoint_is_remembered(payload: Payload) -> None:
             assert np.array_equal(got, right)
 
 
+def test_a_large_batch_is_its_requests(payload: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are sorted and walked a few at a time; each comes out as if it had walked alone.
+
+    States, error units, running gates and what underflow may take: all that the truth carries.
+    """
+    setup = Setup("ring", SETUP.geometry, ring=8, window=3, slots=12, layers=2)
+    requests, random = [*range(7, 18)], np.random.default_rng(3)
+    states = np.stack([payload.state(r, r) for r in requests], 1).astype(np.float64)
+    large, small = (Truth(setup, payload.parameters(), 2.0**-24) for _ in range(2))
+    monkeypatch.setattr("ringfold.fuzz.truth.BLOCK_ELEMENTS", 5 * large.elements)
+    large.admit_all(requests, states)
+    for row, request in enumerate(requests):
+        small.admit(request, states[:, row])
+
+    for tag in range(4):
+        made = window(payload, requests, random.integers(1, 4, 11).tolist(), tag)
+        accepted = random.integers(0, made.lengths + 1)
+        large.commit(made, accepted)
+        for row in range(11):
+            alone = np.arange(11) == row
+            small.commit(made.rows(alone), accepted[alone])
+        if tag == 1:
+            large.stored(requests[::2])
+            small.stored(requests[::2])
+
+    for request in requests:
+        for one, other in zip(large.take(request), small.take(request), strict=True):
+            assert np.allclose(one, other, rtol=SAME_TOL, atol=0)
+    assert large.expected(requests)[1][GLOBAL].all()
+
+
 def test_a_place_is_free_again(payload: Payload, truth: Truth) -> None:
     """As many requests as there are slots, over and over; a new one owes nothing."""
     truth.commit(window(payload, [0], [3], tag=2), np.array([3]))

@@ -221,6 +221,19 @@ def test_an_admission_writes_the_checkpoint_and_resets(watched: _Watched, payloa
 def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -> None:
     """Slots in batch order, both kinds of padding, where rows start, inputs, NaN to write on."""
     for request in (3, 8):
+def test_many_are_seated_at_once(watched: _Watched, payload: Payload) -> None:
+    """As one after the other, but with one launch."""
+    states = payload.states(np.array([7, 3]), np.array([1, 1]))
+
+    watched.admit_all([7, 3], states)
+
+    slots = [watched.seat(request)["slot"] for request in (7, 3)]
+    assert watched.asked == [("reset", slots)]
+    assert len({*slots}) == 2
+    assert np.array_equal(watched.memory["checkpoint"][:, slots].numpy(), states)
+    assert watched.memory["checkpoint"].count_nonzero() == states.size
+
+
         watched.admit(request, payload.state(request, 1))
     inputs = payload.window(np.array([-1, 8, -1, 3]), np.array([1, 2, 1, 1]), 2)
     watched.asked.clear()
