@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # What needs a GPU, in one go: gpu.sh FOLDER [PART...]
 #
-#   bench    the peers, and what docs/kernels.md asks of our kernels    190 s at most, the card alone
+#   bench    a step of SGLang and of ours, side by side                   90 s at most, the card alone
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
 #   findings the scripts beside docs/findings.md, on released kernels    90 s, side by side
 #   matrix   released kernels and ours, two dozen configurations each    MATRIX_SECONDS + 40 s
+#   pool     SGLang's pool, backend and commit in three releases         POOL_SECONDS + 15 s
 #
-# Without PART all of them but `matrix`, in eleven minutes. Results and logs go to FOLDER; the table
-# at the end says how each ended. DEVICE=cpu runs the same commands small and without a clock, to
-# see that they run. `matrix` names the commit that COMMIT holds, where git can't tell.
+# Without PART all of them but `matrix` and `pool`, in eleven minutes. Results and logs go to
+# FOLDER; the table at the end says how each ended. DEVICE=cpu runs the same commands small and
+# without a clock, to see that they run. `matrix` and `pool` name the commit that COMMIT holds,
+# where git can't tell; `pool` wants RINGFOLD_POOL_PYTHON (docs/integration.md).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(realpath -m "${1:?usage: gpu.sh FOLDER [PART...]}")
@@ -20,6 +22,7 @@ PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
 FUZZ_SECONDS=${FUZZ_SECONDS:-45}
 MATRIX_SECONDS=${MATRIX_SECONDS:-460}
+POOL_SECONDS=${POOL_SECONDS:-65}
 CORES=$(nproc)
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 LOGS=$(mktemp -d)
@@ -41,19 +44,6 @@ pytest=("$PYTHON" -m pytest -q --device "$DEVICE" -p no:cacheprovider)
 
 PEERS=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.23 triton)
 DRIFTING=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.18 sglang==0.5.23 triton)
-ASKED=(
-  triton+RING_REGISTERS=200
-  triton+RING_REGISTERS=168
-  triton+PLAN_REGISTERS=128
-  triton+ORDERED=1
-  triton+ORDERED=2
-  triton+TILE_K=16+RING_REGISTERS=200
-  triton+ORDERED=1+PLAN_REGISTERS=128+RING_REGISTERS=168
-  triton+ORDERED=2+PLAN_REGISTERS=128+RING_REGISTERS=168
-  triton+ORDERED=1+PLAN_REGISTERS=128+RING_REGISTERS=128+ROWS_PER_WARP=16
-  triton+ORDERED=1+PLAN_REGISTERS=128+RING_REGISTERS=168+TILE_K=16
-  triton+ORDERED=2+PLAN_REGISTERS=128+RING_REGISTERS=200+TILE_K=16
-)
 TESTS=(tests/kernels --ignore tests/kernels/test_layouts.py --ignore tests/kernels/test_graph.py)
 SHORT=(tests/kernels/test_ring.py -x -k "history_agrees or padding_row or slot_stride")
 if [ "$DEVICE" = cuda ]; then
@@ -66,6 +56,7 @@ if [ "$DEVICE" = cuda ]; then
   LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
   QUOTAS=(--seconds "$MATRIX_SECONDS")
+  SERVED=(--seconds "$POOL_SECONDS" --windows 160 --jobs 21)
 else
   CLOCK=(--dry-run)
   PRODUCTION=()
@@ -76,12 +67,14 @@ else
   LONG=(--tokens 10 --gate -4 --seeds 1 --precision fp16-records)
   SCRIPTS=()
   QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
+  SERVED=(--device cpu --seconds 400 --windows 12 --jobs 1)
+  POOL_SECONDS=400
 fi
 on=(--device "$DEVICE")
 drawn() { [ "$DEVICE" = cpu ] || echo "--plot=$OUT/$1.png"; }
 
 if wanted bench; then
-  run bench 190 "${ringfold[@]}" bench "${PEERS[@]}" "${ASKED[@]}" "${CLOCK[@]}" \
+  run bench 90 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" \
     --save "$OUT/bench.json" $(drawn bench)
 fi
 if wanted right; then
@@ -137,6 +130,10 @@ fi
 if wanted findings; then
   run findings $([ "$DEVICE" = cuda ] && echo 90 || echo 900) \
     "$PYTHON" docs/findings/run.py "$OUT/findings.json" "${SCRIPTS[@]}"
+fi
+if [[ $PARTS == *" pool "* ]]; then
+  run pool $((POOL_SECONDS + 15)) "$PYTHON" docs/results/pool.py "$OUT/pool.json" \
+    0.5.16 0.5.18 0.5.23 "${SERVED[@]}" ${COMMIT:+--commit "$COMMIT"}
 fi
 if [[ $PARTS == *" matrix "* ]]; then
   run matrix $((MATRIX_SECONDS + 40)) "$PYTHON" docs/results/matrix.py run "$OUT/matrix.json" \

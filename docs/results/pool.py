@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ringfold.fuzz import provenance
 from ringfold.fuzz.failures import write_json
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
@@ -40,19 +42,19 @@ from ringfold.fuzz.trace import Trace, load
 from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry
 
-GEOMETRIES: Final = {
-    "cuda": ((16, 32, 128, 128), (4, 8, 64, 64), (1, 2, 32, 32)),  # what takes longest comes first
-    "cpu": ((1, 2, 32, 32),),
+ROWS: Final = {
+    "cuda": {(16, 32, 128, 128): 3, (4, 8, 64, 64): 6, (1, 2, 32, 32): 6},
+    "cpu": {(1, 2, 32, 32): 6},
 }
+"""Rows of a batch at most, by geometry; what takes longest comes first."""
 DTYPES: Final = {"cuda": ("bfloat16", "float32"), "cpu": ("float32", "float16")}
 MODES: Final = {"cuda": ("", "+graph"), "cpu": ("",)}
-PREFILLED: Final = ((4, 8, 64, 64), "bfloat16")
-"""Where chunks of prompts are computed, too: each kernel of a prefill is tuned first, for long."""
-ELEMENTS: Final = 2**25
+TUNED: Final = frozenset({"prefill"})
+"""Left out on a GPU: before each kernel of a prefill runs, dozens of it are compiled and timed."""
+ELEMENTS: Final = 2**24
 """Elements of states in the windows of a case at most: what the float64 recurrence has to walk."""
 RING_LEAST: Final = 16
 """Rows of a compact ring that a GPU compiles: one side of a `tl.dot`."""
-ROWS: Final = 6
 RING: Final = 16
 WINDOW: Final = 4
 SEED: Final = 7
@@ -105,15 +107,15 @@ class Job(NamedTuple):
                 yield {"trace": path.name, "mismatches": [m.sentence() for m in found]}
             return
         for mode in MODES[self.device]:
-            yield self.case(registry.resolve(self.target + mode, self.device), mode, {"prefill"})
-        if (self.geometry, self.dtype) == PREFILLED:
-            yield self.case(target, "", set())
+            yield self.case(registry.resolve(self.target + mode, self.device), mode)
 
-    def case(self, target: Any, mode: str, without: set[str]) -> dict[str, Any]:
+    def case(self, target: Any, mode: str) -> dict[str, Any]:
         """Random histories until there were so many row-windows, or time is up."""
         assert self.geometry is not None
         dialect = target.dialect.name
-        operations = target.operations - LOSING[dialect] - without
+        operations = target.operations - LOSING[dialect]
+        operations -= TUNED if self.device == "cuda" else frozenset()
+        rows = ROWS[self.device][self.geometry]
         shape = Geometry(*self.geometry)
         fixed: dict[str, Any] = {"geometry": shape, "ring": RING, "window": WINDOW}
         told = plans(target, self.device, worst=WORST[dialect], dtype=self.dtype, **fixed)
@@ -129,9 +131,9 @@ class Job(NamedTuple):
         for number, plan in zip(itertools.count(), itertools.cycle(told)):
             if walked >= windows or late() or len(mismatches) > 3:
                 break
-            setup = msgspec.structs.replace(plan.setup, slots=ROWS + 2)
+            setup = msgspec.structs.replace(plan.setup, slots=rows + 2)
             first = number == 0
-            served = plan._replace(setup=setup, rows=ROWS, operations=operations, directed=first)
+            served = plan._replace(setup=setup, rows=rows, operations=operations, directed=first)
             trace = history(served, SEED, number, windows_max=windows - walked)
             verdict = walk(trace, target, out_of_time=late)
             histories, walked = histories + 1, walked + verdict.windows
@@ -210,9 +212,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--windows", type=int, default=300, help="row-windows of each mode")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--commit", help="what is run, where git can't tell")
     given = parser.parse_args()
     common = given.device, given.windows, time.time() + given.seconds
-    shapes = itertools.product(GEOMETRIES[given.device], given.releases, DTYPES[given.device])
+    shapes = itertools.product(ROWS[given.device], given.releases, DTYPES[given.device])
     jobs = [Job(release, *common, geometry, dtype) for geometry, release, dtype in shapes]
     jobs += [Job(release, *common) for release in given.releases]
     identities: dict[str, Any] = {}
@@ -227,10 +230,12 @@ def main() -> int:
                     told.append((about if job.geometry else {"target": job.target}) | result)
                     print(told[-1], flush=True)
             expected = 1 + len(MODES[given.device]) if job.geometry else 1
-            expected += (job.geometry, job.dtype) == PREFILLED
             if len(results) < expected and not any("error" in result for result in results):
                 told.append(about | {"complete": False})
-    write_json(given.out, {"identities": identities, "results": told})
+    asked = f"python docs/results/pool.py {given.out.name} {shlex.join(sys.argv[2:])}"
+    made = provenance.machine() | {"command": asked}
+    made |= {"commit": given.commit} if given.commit else {}
+    write_json(given.out, {"machine": made, "identities": identities, "results": told})
     if any(bool(r.get("mismatches")) != ("trace" in r) or "error" in r for r in told):
         return 1
     return 0 if all(result.get("complete", True) for result in told) else 3
