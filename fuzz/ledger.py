@@ -239,24 +239,22 @@ class Ledger:
         for seat in self.prefixes.values():
             if "slot" in seat:
                 seated[seat["slot"]] = True
-        for entry in self.entries.values():
-            seated[entry.seat["slot"]] = True
-            first = 0 if not entry.folded else entry.cursors.write_pos
-            positions = np.arange(first, entry.cursors.write_pos + entry.pending)
-            used = {
-                "ring": physical(entry.cursors.cache_base, positions, setup.ring),
-                "step": np.arange(entry.pending),
-            }
-            for axis, row in kinds:
-                live[axis, row][entry.seat[axis], used[row]] = True
-        dead: dict[str, list[Region]] = {}
-        for buffer in self.buffers:
-            if row := _row_axis(buffer):
-                places, at = np.nonzero(~live[buffer.axes[1], row])
-                dead[buffer.name] = [{buffer.axes[1]: places, row: at}]
-            elif buffer.role in ("state", "activation"):
-                dead[buffer.name] = [{"slot": np.flatnonzero(~seated)}]
-        return dead
+        entries = [*self.entries.values()]
+        seated[_ints([entry.seat["slot"] for entry in entries])] = True
+        written = _ints([entry.cursors.write_pos for entry in entries])
+        lag = _ints([entry.lag for entry in entries])
+        for axis, row in kinds:
+            used = self._records(entries, written - lag if row == "ring" else written)
+            live[axis, row][used[axis], used[row]] = True
+        rings: dict[tuple[str, str], Region] = {
+            kind: dict(zip(kind, np.nonzero(~used), strict=True)) for kind, used in live.items()
+        }
+        vacant: Region = {"slot": np.flatnonzero(~seated)}
+        return {
+            buffer.name: [rings[buffer.axes[1], row] if row else vacant]
+            for buffer in self.buffers
+            if (row := _row_axis(buffer)) or buffer.role in ("state", "activation")
+        }
 
 
 def _row_axis(buffer: Buffer) -> str:

@@ -9,6 +9,7 @@ walk goes on; after any other it stops, since what follows would only repeat it.
 from __future__ import annotations
 
 import operator
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class Verdict(msgspec.Struct):
     compared: dict[str, int] = {}
     """How often each check compared something."""
     seconds: dict[str, float] = {}
-    """Where the time went."""
+    """Where the time went; what is left of the walk's own is `rest`."""
     complete: bool = True
     """False when a deadline cut the walk short."""
 
@@ -112,7 +113,7 @@ class Walk(Lives):
 
     def run(self) -> Verdict:
         """Walk to the end, to the first finding that stops it, or until time is out."""
-        done, complete = 0, True
+        done, complete, start = 0, True, time.perf_counter()
         try:
             self._open()
             for together, iteration in at_once(unroll(self.trace.operations)):
@@ -129,6 +130,7 @@ class Walk(Lives):
                 self._poison(together[-1].dead)
         except TargetError as raised:
             self.judge.crash(raised.__cause__ or raised)
+        self.seconds["rest"] = time.perf_counter() - start - sum(self.seconds.values())
         return Verdict(
             mismatches=self.judge.mismatches,
             windows=self.verified,
@@ -321,8 +323,9 @@ class Walk(Lives):
 
     def _judge_committed(self, requests: Sequence[Request]) -> None:
         """Judge cursors and states after a commit; what it stored, as a checkpoint."""
-        self.judge.cursors()
-        self.judge.convolution(requests)
+        with self._timed("checks"):
+            self.judge.cursors()
+            self.judge.convolution(requests)
         stored = [r for r in requests if self.ledger.entries[r].stored]
         self._judge_state([r for r in requests if not self.ledger.entries[r].stored])
         with self._timed("checks"):

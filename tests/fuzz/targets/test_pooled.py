@@ -218,9 +218,6 @@ def test_an_admission_writes_the_checkpoint_and_resets(watched: _Watched, payloa
     assert watched.seat(7) == {"slot": slot, "request": slot}
 
 
-def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -> None:
-    """Slots in batch order, both kinds of padding, where rows start, inputs, NaN to write on."""
-    for request in (3, 8):
 def test_many_are_seated_at_once(watched: _Watched, payload: Payload) -> None:
     """As one after the other, but with one launch."""
     states = payload.states(np.array([7, 3]), np.array([1, 1]))
@@ -237,6 +234,9 @@ def test_many_are_seated_at_once(watched: _Watched, payload: Payload) -> None:
         watched.admit(request, payload.state(request, 1))
     inputs = payload.window(np.array([-1, 8, -1, 3]), np.array([1, 2, 1, 1]), 2)
     watched.asked.clear()
+def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -> None:
+    """Slots in batch order, both kinds of padding, where rows start, inputs, NaN to write on."""
+    for request in (3, 8):
 
     outputs = watched.verify([None, 8, None, 3], [1, 2, 1, 1], inputs)
 
