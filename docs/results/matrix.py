@@ -182,8 +182,8 @@ def refused(entry: Entry, device: Device) -> list[dict[str, str]]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Walk all of it within the time, and write what came of it."""
-    started = time.monotonic()
+    """Walk all of it within the time, and write what came of it, now and then and at the end."""
+    started = told = time.monotonic()
     chosen = entries(options.device, options.targets)
     every = matrix(chosen, options)
     total = sum(part.plan.quota for part in every)
@@ -193,7 +193,21 @@ def run(options: argparse.Namespace) -> int:
         [part.plan for part in every], options.device, 0, Budget(None, None), run_dir,
         options.workers,
     )  # fmt: skip
-    told = started
+
+    def save(report: Report) -> dict[str, Any]:
+        result = {
+            "machine": provenance.machine() | _asked_for(options.commit),
+            "gpus": len(campaign.orders.gpus),
+            "options": {name: getattr(options, name) for name in ("each", "in_all", "server")},
+            "seconds": round(time.monotonic() - started, 1),
+            "workers": report.workers,
+            "targets": [_account(entry, every, report, options.device) for entry in chosen],
+            "spent": report.seconds,
+            "inconclusive": report.inconclusive,
+        }
+        options.result.parent.mkdir(parents=True, exist_ok=True)
+        options.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return result
 
     def progress(report: Report, windows: int, elapsed: float) -> None:
         nonlocal told
@@ -203,20 +217,10 @@ def run(options: argparse.Namespace) -> int:
         if now - told > TOLD_SECONDS:
             told = now
             print(f"{now - started:.0f} s: {windows:,} row-windows", flush=True)
+            save(report)
 
     report = campaign.run(progress)
-    result = {
-        "machine": provenance.machine() | _asked_for(options.commit),
-        "options": {"each": options.each, "in_all": options.in_all, "server": options.server},
-        "seconds": round(time.monotonic() - started, 1),
-        "workers": report.workers,
-        "targets": [_account(entry, every, report, options.device) for entry in chosen],
-        "spent": report.seconds,
-        "inconclusive": report.inconclusive,
-    }
-    text = json.dumps(result, indent=1) + "\n"
-    options.result.parent.mkdir(parents=True, exist_ok=True)
-    options.result.write_text(text, encoding="utf-8")
+    result = save(report)
     print(table(result))
     short = [
         f"SHORT: {target['name']}, {one['setup']}: {one['windows']:,} of {one['quota']:,}"
@@ -285,7 +289,7 @@ def table(result: dict[str, Any]) -> str:
     made = f"{versions}, {machine['date'][:10]}, commit {machine['commit'][:7]}"
     lines = [
         (
-            f"{machine.get('gpu', 'No GPU')}, {made}: {result['seconds']:.0f} s, "
+            f"{_gpus(result)}, {made}: {result['seconds']:.0f} s, "
             f"{result['workers']} processes. Row-windows by dialect: {sums}."
         ),
         "",
@@ -296,6 +300,11 @@ def table(result: dict[str, Any]) -> str:
         *_apart(targets),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _gpus(result: dict[str, Any]) -> str:
+    name = str(result["machine"].get("gpu", "No GPU"))
+    return f"{result['gpus']} x {name}" if result["gpus"] > 1 else name
 
 
 def _row(target: dict[str, Any]) -> str:

@@ -110,7 +110,8 @@ def result(*configurations: dict[str, Any], **changed: Any) -> dict[str, Any]:
         "date": "2026-11-30T1",
         "commit": "c",
     }
-    return {"machine": machine, "seconds": 9.0, "workers": 16, "targets": [target | changed]}
+    walked = {"gpus": 1, "seconds": 9.0, "workers": 15, "targets": [target | changed]}
+    return {"machine": machine, **walked}
 
 
 @pytest.mark.parametrize(
