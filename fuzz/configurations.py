@@ -33,7 +33,7 @@ class Values(NamedTuple):
 
 ON_CPU: Final = Values(
     heads=((1, 2), (2, 4), (1, 1), (1, 3)),
-    dims=((32, 32), (48, 16), (64, 24)),
+    dims=((32, 32), (48, 16), (64, 24), (64, 32)),
     rings=((8, 2), (16, 4), (8, 4)),
     dtypes=("float32", "float16"),
     layers=(1, 2),

@@ -5,6 +5,7 @@ It meets the histories that a campaign with the same seed would, in the same ord
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import time
@@ -20,8 +21,10 @@ from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target, refusal
+from ringfold.fuzz.targets.registry import TWIN
 from ringfold.fuzz.trace import Trace
 from ringfold.fuzz.walk import Verdict, walk
+from ringfold.sim.setup import SetupError
 
 STEPS: Final = {"cpu": 30, "cuda": 24}
 """Steps of a random history."""
@@ -109,6 +112,20 @@ def plans(
     return made
 
 
+def plans_with_twin(
+    target: Target, device: Device = "cpu", *, name: str = "", **options: Any
+) -> list[Plan]:
+    """The same, and one for the target's twin, whose outputs and snapshots nobody else looks at."""
+    made = plans(target, device, name=name, **options)
+    name = f"{name or target.name}{TWIN}"
+    if target.dialect.bitwise_fold and (twin := target.twin()) is not None:
+        with contextlib.suppress(SetupError):  # the twin refuses what is asked for
+            alike = plans(twin, device, name=name, **options)
+            # The second has more than one head of either kind, and K is not V.
+            made.append(alike[1 % len(alike)]._replace(directed=True))
+    return made
+
+
 def hunt(
     target: Target,
     seed: int,
@@ -126,17 +143,18 @@ def hunt(
     def out_of_time() -> bool:
         return seconds_max is not None and seconds() > seconds_max
 
-    course = Course(plans(target, device), seed, windows_max, device)
+    course = Course(plans_with_twin(target, device), seed, windows_max, device)
     while (lot := course.lot()) is not None:
         largest = list[Mapping[str, float]]()
         for trace in lot.traces:
             if out_of_time():
                 return Hunt(None, [], windows, histories, seconds())
-            verdict = walk(trace, target, out_of_time=out_of_time)
+            walked = _walked(lot.plan, target)
+            verdict = walk(trace, walked, out_of_time=out_of_time)
             windows += verdict.windows
             histories += 1
             if verdict.mismatches:
-                failure = as_failure(trace, verdict.mismatches, dict(target.identity()))
+                failure = as_failure(trace, verdict.mismatches, dict(walked.identity()))
                 return Hunt(failure, verdict.mismatches, windows, histories, seconds())
             largest.append(verdict.largest)
         course.hear(lot, largest)
@@ -156,22 +174,30 @@ def hunt_with_hypothesis(
 
     start, windows, histories = time.perf_counter(), 0, 0
     failed: tuple[Trace, list[Mismatch]] | None = None
+    walked_on = target
 
     def late() -> bool:
         return seconds_max is not None and time.perf_counter() - start > seconds_max
 
     def walked(trace: Trace) -> Verdict:
         nonlocal windows, histories, failed
-        verdict = walk(trace, target, out_of_time=late)
+        verdict = walk(trace, walked_on, out_of_time=late)
         windows += verdict.windows
         histories += 1
         if verdict.mismatches and failed is None:
             failed = as_failure(trace, verdict.mismatches, {}), verdict.mismatches
         return verdict
 
-    turns = Turns(plans(target, device), seed, windows_max)
+    turns = Turns(plans_with_twin(target, device), seed, windows_max)
     while failed is None and not late() and (lot := turns.lot()) is not None:
+        walked_on = _walked(lot.plan, target)
         examine(lot.plan, lot.seed, walked, windows_max=lot.windows, out_of_time=late)
     seconds = time.perf_counter() - start
     failure, mismatches = failed or (None, [])
     return Hunt(failure, mismatches, windows, histories, seconds)
+
+
+def _walked(plan: Plan, target: Target) -> Target:
+    """Whom a plan is for: the target, or its twin."""
+    twin = target.twin() if plan.target.endswith(TWIN) else None
+    return twin or target

@@ -30,7 +30,7 @@ from ringfold.fuzz.commands.options import (
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.course import Budget
-from ringfold.fuzz.hunt import plans as plans_of
+from ringfold.fuzz.hunt import plans_with_twin
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import LAYERS_MAX
 
@@ -92,7 +92,7 @@ def fuzz(
     plans = [
         plan
         for name in names
-        for plan in plans_of(
+        for plan in plans_with_twin(
             registry.resolve(name, on),
             on,
             name=name,

@@ -1,7 +1,8 @@
 """What a target is put through before a fault in it counts as missed.
 
-First every situation, by directed histories: on packed memory, with strides and fences, and far
-apart; then every input of the cursors; then random histories without end, on each layout in turn.
+First every situation, by directed histories: on packed memory, of the target's twin, with strides
+and fences, and far apart; then every input of the cursors; then random histories without end, on
+each layout in turn.
 """
 
 from __future__ import annotations
@@ -12,30 +13,25 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
-from ringfold.fuzz import arrays, explore
+from ringfold.fuzz import explore
 from ringfold.fuzz.generate import history
-from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.hunt import plans, plans_with_twin
 from ringfold.fuzz.mutation.layouts import LAYOUTS, Layout
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.targets.dropin import DropInRing
 from ringfold.fuzz.walk import Walk
-from ringfold.sim.cursors import Cursors
-from ringfold.sim.dialects import protocol_of
-from ringfold.sim.setup import NULL_SLOT, Geometry, Setup, SetupError
+from ringfold.sim.setup import Geometry, SetupError
 
 STEPS_FIRST: Final = 4
 STEPS_SIZES: Final = 10
 SIZES: Final = (
     ("wide", Geometry(1, 2, 160, 72), 32, 6),
-    ("wide", Geometry(1, 1, 128, 64), 8, 2),
     ("narrow", Geometry(1, 1, 32, 8), 8, 2),
 )
 """Geometry, ring and window: 5 tiles of 32 along K, and along V a second one of 64, which is not
-full; 4 and one, all of them full, and not square; and less than the smallest tile along V."""
+full; and less than the smallest tile along V."""
 
 OutOfTime = Callable[[], bool]
 
@@ -50,7 +46,7 @@ class Found(NamedTuple):
 
 
 TWIN: Final = "twin"
-"""The stage in which the target's twin is walked as a target: nobody else looks at its outputs."""
+"""The stage in which the target's twin is walked as a target."""
 
 
 class Stage(NamedTuple):
@@ -74,14 +70,11 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
     far = min(planned, key=lambda plan: (plan.setup.ring, -plan.setup.window))
     layouts: tuple[Layout, ...] = LAYOUTS if device == "cpu" else ("packed", "apart")
     yield _history(directed[0], seed, 0, "packed")
-    if (twin := target.twin()) is not None:
-        alike = plans(twin, device, name=name)
-        # The second has more than one head of either kind, and K is not V.
-        yield _history(_in_float32(alike[1 % len(alike)]), seed, 0, "apart")._replace(name=TWIN)
+    for plan in plans_with_twin(target, device)[len(every) :]:
+        yield _history(_in_float32(plan), seed, 0, "apart")._replace(name=TWIN)
     yield _history(directed[1 % len(directed)], seed, 0, "apart")
     cursors = functools.partial(_cursors, plan=explore.Plan(name, device, directed[0].setup))
     yield Stage("cursors", "packed", cursors)
-    yield Stage("reset", "apart", functools.partial(_reset, setup=directed[0].setup))
     if "far" in layouts:
         yield _history(far, seed, 0, "far")
     yield from _sizes(target, name, device, seed)
@@ -147,30 +140,3 @@ def _cursors(target: Target, out_of_time: OutOfTime, plan: explore.Plan) -> Foun
     if walked.refused:
         return Found("crash", walked.refused, 0)
     return Found("cursors" if walked.wrong else "", walked.example, 0)
-
-
-def _reset(target: Target, out_of_time: OutOfTime, setup: Setup) -> Found:
-    """Some of a batch's rows are reset, and nobody else: walks admit one request at a time."""
-    if not isinstance(target, DropInRing):
-        return Found("", "", 0)
-    slots, chosen = np.array([4, -1, 2, 0, 1, 3]), np.array([1, 1, 0, 1, 1, 0])
-    setup = msgspec.structs.replace(setup, slots=6)
-    target.open(setup, Payload(setup, 0, "ordinary").parameters())
-    before = (3, 5, 1)
-    for cursor, value in zip(target.cursors.values(), before, strict=True):
-        cursor.fill_(value)
-    target.wrappers.reset(
-        **target.cursors,
-        do_reset=target.tensor(chosen, "int32"),
-        state_batch_indices=target.tensor(slots, "int32"),
-        max_cache_len=setup.ring,
-        max_spec_len=setup.window,
-        null_block_id=NULL_SLOT,
-    )
-    after = protocol_of(setup).reset(setup.ring, setup.window)
-    for name, cursor in target.cursors.items():
-        expected = np.full(setup.slots, before[Cursors._fields.index(name)])
-        expected[slots[(chosen > 0) & (slots > NULL_SLOT)]] = getattr(after, name)
-        if not np.array_equal(got := arrays.to_numpy(cursor), expected):
-            return Found("cursors", f"a reset left {name} at {got}, not {expected}", 0)
-    return Found("", "", 0)

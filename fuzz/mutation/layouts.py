@@ -3,10 +3,8 @@
 A kernel that confuses two strides, or reads behind the end of a tensor, may be right on packed
 tensors that lie in a big heap. So targets that allocate through `PooledTarget` can be given others:
 
-* **apart**: slots of each pool, tokens of each input and entries of each list of rows have a
-  distance of their own. Between them, and in front of the first, is NaN; behind the last is a page
-  that may not be touched. All cursors start out as if somebody else had left them, those of the
-  null slot too.
+* **apart**: slots of each pool and tokens of each input have a distance of their own. Between them,
+  and in front of the first, is NaN; behind the last is a page that may not be touched.
 * **far**: slots lie so far apart that their offsets need more than 32 bits, and so do tokens' as
   far as a batch is long. Pages that nobody touches take no memory.
 """
@@ -34,8 +32,6 @@ FAR_TOKEN: Final = 2**28
 """Elements: token 8 of a batch lies behind 2^31, and no token of a window of 7 from its first."""
 GAP: Final = 32
 """Elements by which the distances grow: as aligned as any row, so that vector loads stay legal."""
-LISTS: Final = 5
-"""Lists of rows have distances of 1 to 5, in turn."""
 
 MAP_NORESERVE: Final = 0x4000  # Linux; in `mmap` from Python 3.13 on
 PROT_NONE: Final = 0
@@ -62,7 +58,6 @@ class _Allocator:
         self.twin: Callable[..., Any] = target.twin
         self.pool = False
         self.gaps = itertools.count(1)
-        self.lists = itertools.count(1)
         for name in ("tensor", "zeros", "open", "twin"):
             setattr(target, name, getattr(self, f"own_{name}"))
 
@@ -77,10 +72,6 @@ class _Allocator:
         self.pool = True
         self.open(*arguments)
         self.pool = False
-        if self.layout == "apart":
-            for view in self.target.views().values():
-                if view.buffer.role in {"position", "flag"}:
-                    view.array.fill_(1)
 
     def own_zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """Zeros, in memory of our own."""
@@ -92,9 +83,6 @@ class _Allocator:
     def own_tensor(self, values: Any, dtype: str) -> torch.Tensor:
         """A copy of `values`, in memory of our own."""
         packed = self.tensor(values, dtype)
-        contiguous = getattr(self.target, "contiguous_pool", False)
-        if packed.ndim == 1 and self.layout == "apart" and not contiguous:
-            return self.placed(packed, (1 + next(self.lists) % LISTS,))
         return self.placed(packed, self.strides(packed.shape))
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from ringfold.sim.slots import Slots
 if TYPE_CHECKING:
     import torch
 
+LIST_STRIDE: Final = 2
+"""Of lists with an entry a row. One for all, since kernels may be compiled for a stride."""
+
 
 class Batch(NamedTuple):
     """Rows of one launch, as the kernels want them: on the device, int32."""
@@ -51,6 +54,8 @@ class PooledTarget(ABC):
     precision: Precision = TF32
     padding_slots: tuple[int, ...] = (-1, NULL_SLOT)
     """What stands in padding rows, in turn: SGLang's backend writes -1, its wrappers take 0."""
+    packed_lists: bool = False
+    """Whether its kernels are promised that lists of slots, starts and counts are contiguous."""
     operations: frozenset[str] = frozenset(
         {"admit", "free", "verify", "commit", "decode", "idle", "place"}
     )
@@ -106,6 +111,11 @@ class PooledTarget(ABC):
             buffer.name: self.zeros(buffer.shape(setup), EMULATED.storage(setup, buffer.role).name)
             for buffer in self.dialect.kept(setup)
         }
+        for buffer in self.dialect.kept(setup):
+            if buffer.role in ("position", "flag"):
+                # As if somebody had left them: whose reset is forgotten, or who resets the null
+                # slot too, shows.
+                self.memory[buffer.name].fill_(1)
         self.A_log = self.tensor(parameters.A_log, "float32")
         self.dt_bias = self.tensor(parameters.dt_bias, "float32")
 
@@ -136,8 +146,8 @@ class PooledTarget(ABC):
     ) -> NDArray[Any]:
         """Launch every layer on a fresh `out` full of NaN."""
         activation = self.setup.dtypes.activation
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        batch = Batch(self.slots_of(rows), self.tensor(starts, "int32"))
+        starts = self.tensor(np.concatenate([[0], np.cumsum(lengths)]), "int32")
+        batch = Batch(self.apart(self.slots_of(rows)), self.apart(starts))
         tensors = [self.tensor(x, activation) for x in inputs]
         out = self.zeros(inputs.v.shape, activation).fill_(float("nan"))
         for layer in range(self.setup.layers):
@@ -147,7 +157,7 @@ class PooledTarget(ABC):
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
         """One launch for all layers."""
         counts = self.tensor(np.array(accepted), "int32")
-        self.launch_commit(self.slots_of(rows), counts, bound)
+        self.launch_commit(self.apart(self.slots_of(rows)), self.apart(counts), bound)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Not owned, unless a subclass has a kernel for it; see `Dialect.decodes_in_place`."""
@@ -177,6 +187,15 @@ class PooledTarget(ABC):
             ),
             "int32",
         )
+
+    def apart(self, entries: torch.Tensor) -> torch.Tensor:
+        """One entry a row, as a column of a wider table, where kernels must go by its stride."""
+        if self.packed_lists:
+            return entries
+        table = entries.new_full((len(entries), LIST_STRIDE), -1)
+        column: torch.Tensor = table[:, 0]
+        column[:] = entries
+        return column
 
     def tensor(self, values: NDArray[Any], dtype: str) -> torch.Tensor:
         """`values` on the device, in the dtype of that name."""

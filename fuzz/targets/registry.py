@@ -20,6 +20,7 @@
 | `sglang`, `sglang@DIR` | the SGLang of this environment, a source checkout; families alike |
 | `sglang-pool` | the SGLang of the Python that `$RINGFOLD_POOL_PYTHON` names |
 | `package.module:Class` | a class of yours, called with the device |
+| `NAME+twin` | the recurrent kernel whose bits a target claims, as a target of its own |
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ FAMILIES: Final = {
     "sglang-decode": "decode-ring: plain decoding, the state stored every L tokens",
     "sglang-packed": "snapshots: plain decoding, in place",
 }
+
+TWIN: Final = "+twin"
 
 POOL: Final = "sglang-pool"
 TRACKS: Final = "+tracks"
@@ -86,6 +89,8 @@ def resolve(name: str, device: Device = "cpu") -> Target:
         UnknownTargetError: the name means nothing, or its class can't be imported.
         MissingTargetError: its wheel or its packages are not here.
     """
+    if name.endswith(TWIN):
+        return _twin(name, device)
     if name == "sim" or name.startswith(("sim:", "sim@")):
         return _simulated(name)
     if name.partition("+")[0] == "triton" or name.startswith("triton:"):
@@ -171,6 +176,12 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
         remedy = "" if environments.interpreter() else f"ringfold targets add {pool}"
         rows.append(Listed(pool, "the same in its own pool, backend and commit", remedy))
     return rows
+
+
+def _twin(name: str, device: Device) -> Target:
+    if (twin := resolve(name.removesuffix(TWIN), device).twin()) is None:
+        raise UnknownTargetError(f"target {name!r}: {name.removesuffix(TWIN)} has no twin")
+    return twin
 
 
 def _simulated(name: str) -> Target:

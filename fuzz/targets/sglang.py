@@ -27,6 +27,7 @@ class ReleasedTarget(PooledTarget):
 
     files: tuple[str, ...]
     """Those that are loaded from the start, so that an identity names them all."""
+    packed_lists = True  # SGLang makes its lists for each batch
     spare_tokens = True
     """See `roomy`; whoever launches batches of one size alone turns it off."""
 
@@ -60,6 +61,7 @@ class SglangRing(ReleasedTarget, DropInRing):
     """
 
     files = (RING,)
+    packed_lists = False  # its kernels are told the strides
     repeats_bits = BITWISE  # seen in the interpreter: docs/metamorphic.md
 
     def __init__(self, release: Release, name: str, split: bool = False) -> None:

@@ -14,14 +14,17 @@ import pytest
 from ringfold.fuzz.course import Course
 from ringfold.fuzz.failures import as_failure
 from ringfold.fuzz.generate import history
-from ringfold.fuzz.hunt import hunt, plans
+from ringfold.fuzz.hunt import hunt, plans, plans_with_twin
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.shrink import shrink
 from ringfold.fuzz.story import Plan
-from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.target import Target
+from ringfold.fuzz.targets.registry import TWIN, resolve
+from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.trace import Verify
 from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
+from ringfold.sim.snapshots import Snapshots
 
 BUG = "sim:fold-newest-first"
 SEED = 5
@@ -125,3 +128,38 @@ def test_a_failure_among_hundreds_is_cut_down_to_its_request() -> None:
     assert shrunk.steps == 1
     assert shrunk.trace.setup.slots == 2
     assert shrunk.walks <= 200
+
+
+class ScaledTwin(SimulatedTarget):
+    """Its recurrent machine returns outputs that are doubled, and keeps right states."""
+
+    def twin(self) -> Target:
+        """Wrong."""
+        right = SimulatedTarget("doubled", Snapshots)
+        verify = right.verify
+        right.verify = lambda *asked: 2 * verify(*asked)  # type: ignore[method-assign]
+        return right
+
+
+def test_a_twins_own_outputs_are_judged() -> None:
+    """Its bits are what others are compared with, so somebody must look at them."""
+    target = ScaledTwin("mine")
+
+    found = hunt(target, SEED, windows_max=3000)
+
+    assert found.failure is not None
+    assert found.failure.target == f"mine{TWIN}"
+    assert {mismatch.check for mismatch in found.mismatches} == {"outputs"}
+
+
+def test_one_configuration_is_the_twins() -> None:
+    """With several heads of both kinds, and K unlike V; who has no twin has none."""
+    plan = plans_with_twin(resolve("sim"), name="mine")[-1]
+
+    geometry = plan.setup.geometry
+    assert (plan.target, plan.setup.dialect, plan.directed) == (f"mine{TWIN}", "snapshots", True)
+    assert geometry.heads > 1
+    assert geometry.value_heads > geometry.heads
+    assert geometry.key_dim != geometry.value_dim
+    assert resolve(f"sim{TWIN}").dialect.name == "snapshots"
+    assert len(plans_with_twin(resolve("sim@compact"))) == len(plans(resolve("sim@compact")))

@@ -22,9 +22,7 @@ STAGES: Final = (
     "twin, apart",
     "directed, apart",
     "cursors, packed",
-    "reset, apart",
     "directed, far",
-    "wide, apart",
     "wide, apart",
     "narrow, apart",
     "random, packed",
@@ -42,17 +40,6 @@ def stages(name: str) -> list[Stage]:
 def test_situations_come_first() -> None:
     """Directed histories on every layout, what they leave out, then random ones without end."""
     assert tuple(map(str, stages("triton"))) == STAGES
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("triton", ""), ("triton:reset-keeps-the-base", "cursors")],
-)
-def test_some_rows_of_a_batch_are_reset(name: str, found: str) -> None:
-    """Those that are chosen, and no other."""
-    reset = next(stage for stage in stages("triton") if stage.name == "reset")
-
-    assert reset.run(laid_out(resolve(name), reset.layout), lambda: False).check == found
 
 
 def test_the_twin_is_walked_for_itself() -> None:

@@ -62,13 +62,6 @@ def test_slots_have_distances_of_their_own() -> None:
     assert bool(gap.isnan())
 
 
-def test_cursors_begin_as_somebody_elses() -> None:
-    """Those of the null slot too: whoever moves them is seen."""
-    memory = opened("apart").memory
-
-    assert [int(memory[name][0]) for name in ("write_pos", "cache_base", "is_flush")] == [1, 1, 1]
-
-
 def test_far_slots_need_more_than_32_bits() -> None:
     """From the second slot on, and from the eighth token on."""
     target = opened("far")

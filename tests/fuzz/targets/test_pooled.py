@@ -195,11 +195,14 @@ def watched(payload: Payload) -> _Watched:
 
 
 def test_a_pool_is_what_the_dialect_keeps(watched: _Watched, payload: Payload) -> None:
-    """Every buffer, zero, in its shape and dtype; the views are the pool itself."""
+    """Every buffer, in its shape and dtype; the views are the pool itself.
+
+    Zero but for cursors, which begin as if somebody had left them.
+    """
     for buffer in RING_DIALECT.kept(payload.setup):
         array = watched.views()[buffer.name].array
         assert tuple(array.shape) == buffer.shape(payload.setup)
-        assert not array.any()
+        assert bool((array == (buffer.role in {"position", "flag"})).all())
         assert array is watched.memory[buffer.name]
     assert watched.memory["is_flush"].dtype == torch.int8
     assert watched.memory["write_pos"].dtype == torch.int32
@@ -231,12 +234,12 @@ def test_many_are_seated_at_once(watched: _Watched, payload: Payload) -> None:
     assert watched.memory["checkpoint"].count_nonzero() == states.size
 
 
-        watched.admit(request, payload.state(request, 1))
-    inputs = payload.window(np.array([-1, 8, -1, 3]), np.array([1, 2, 1, 1]), 2)
-    watched.asked.clear()
 def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -> None:
     """Slots in batch order, both kinds of padding, where rows start, inputs, NaN to write on."""
     for request in (3, 8):
+        watched.admit(request, payload.state(request, 1))
+    inputs = payload.window(np.array([-1, 8, -1, 3]), np.array([1, 2, 1, 1]), 2)
+    watched.asked.clear()
 
     outputs = watched.verify([None, 8, None, 3], [1, 2, 1, 1], inputs)
 
@@ -247,6 +250,7 @@ def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -
     assert batch.slots.tolist() == [-1, slots[0], -1, slots[1]]
     assert batch.starts.tolist() == [0, 1, 3, 4, 5]
     assert batch.slots.dtype == batch.starts.dtype == torch.int32
+    assert batch.slots.stride() == batch.starts.stride() == (2,)
     assert all(np.array_equal(x.numpy(), y[1]) for x, y in zip(tensors, inputs, strict=True))
     assert out.isnan().all()
     assert (outputs[:, 0] == 5.0).all()
