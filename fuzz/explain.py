@@ -29,6 +29,7 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     Place,
+    Prefill,
     Restore,
     Save,
     Trace,
@@ -119,6 +120,12 @@ def _apply(
                 ledger.verify(request, 1)
                 ledger.commit(request, 1, setup.window)
             return f"decode {_batch(rows)}", [(request, "1 token") for request in real]
+        case Prefill(rows=rows, lengths=lengths):
+            did = [
+                (request, f"{n} tokens" + ", folded first" * ledger.advance_in_place(request))
+                for request, n in zip(rows, lengths, strict=True)
+            ]
+            return f"prefill {_batch(rows)}", did
         case Idle(rows=count):
             return f"idle, {count} padding rows", []
         case _:
@@ -129,10 +136,9 @@ def _move(operation: Operation, ledger: Ledger) -> tuple[str, list[tuple[int, st
     """The same for an operation that seats a request or takes it from its seat."""
     did = []
     match operation:
-        case Admit(request=request, chunks=chunks):
+        case Admit(request=request):
             ledger.admit(request, _seat(request))
-            rest = f", then chunks of {', '.join(map(str, chunks))}" if chunks else ""
-            text, did = f"admit {request}", [(request, f"seated{rest}")]
+            text, did = f"admit {request}", [(request, "seated")]
         case Place(request=request, base=base, records=records, flush=flush):
             ledger.admit(request, _seat(request), ledger.placed(records, base, flush))
             text, did = f"place {request}", [(request, f"seated with {records} records")]

@@ -18,7 +18,7 @@ from ringfold.fuzz.draws import Draw, Seeded
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.lockstep import in_lockstep
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.rules import RULES, chunks, commit, usual
+from ringfold.fuzz.rules import RULES, commit, rest_of_prompts, usual
 from ringfold.fuzz.steering import Peaks, Unseen
 from ringfold.fuzz.story import Plan, Story
 from ringfold.fuzz.swarm import temper
@@ -107,16 +107,13 @@ def full_house(story: Story) -> Sequence[Operation]:
     """Many requests at once, so that batches are as large as they can be from the start."""
     count = story.draw.integer(1, story.vacant)
     first, tag, dead = story.requests, story.next_tag(), story.dead()
-    return [
+    admissions = [
         # Between admissions memory is left alone, so that they are one operation.
-        Admit(
-            request=first + i,
-            tag=tag + i,
-            chunks=chunks(story),
-            dead=dead if i == count - 1 else "leave",
-        )
+        Admit(request=first + i, tag=tag + i, dead=dead if i == count - 1 else "leave")
         for i in range(count)
     ]
+    some = [admission.request for admission in admissions[: story.plan.rows]]
+    return [*admissions, *rest_of_prompts(story, some, tag + count)]
 
 
 def _cut(draw: Draw, operations: Sequence[Operation]) -> Sequence[Operation]:

@@ -34,9 +34,11 @@ OPERANDS = 4
 score and the record's delta a contribution. Each may lose `precision.dot`, and truncation always
 loses in one direction, so the losses add up."""
 
-PRODUCTS = 8
-"""Times that a prefill rounds what becomes of a token: its key, beta, both times the decay, a row
-of the inverted triangle, what it writes and reads, the chunk's first state, and the delta."""
+PRODUCTS = 4
+"""Roundings that a prefill adds up to. It rounds a token's key, beta, both times the decay, a row
+of the inverted triangle, what it writes and reads, the chunk's first state and the delta, but to
+nearest, not all of them the same way. Seen, in float16 and rows of up to 128 tokens: 0.11 of what
+that allows for a state, 0.22 for an output."""
 
 STATE_AXES = ("layer", "row", "value_head", "v", "k")
 

@@ -114,6 +114,19 @@ class Ledger:
         entry.folded = self.dialect.folds_at_verify and bool(entry.cursors.is_flush)
         return entry.folded
 
+    def advance_in_place(self, request: Request) -> bool:
+        """Its checkpoint was advanced in place; returns whether records were folded into it first.
+
+        The ring is empty then, and begins behind them.
+        """
+        entry, setup = self.entries[request], self.setup
+        if not (records := entry.cursors.write_pos):
+            return False
+        base = 0 if self.protocol.plain else physical(entry.cursors.cache_base, records, setup.ring)
+        start = self.protocol.reset(setup.ring, setup.window)
+        entry.cursors = start._replace(cache_base=base)
+        return True
+
     def commit(self, request: Request, accepted: int, bound: int) -> None:
         """Move the cursors by the table."""
         entry, at = self.entries[request], (accepted, self.setup.ring, bound)
@@ -196,9 +209,14 @@ class Ledger:
         return allowed
 
     def in_place_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
-        """Regions by buffer name, for tokens that are added to the checkpoints themselves."""
-        place = [self.place(requests)]
-        return {"checkpoint": place, CONVOLUTION.name: place}
+        """Regions by buffer name, for tokens that are added to the checkpoints themselves.
+
+        Where records wait they are folded first, and the cursors move.
+        """
+        allowed = {name: [self.place(requests)] for name in ("checkpoint", CONVOLUTION.name)}
+        folding = [self.place([r]) for r in requests if self.entries[r].lag]
+        cursors = [b.name for b in self.buffers if b.role in ("position", "flag")]
+        return {**allowed, **dict.fromkeys(cursors, folding)}
 
     def admit_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
         """Everything that belongs to the new owners."""

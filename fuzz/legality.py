@@ -100,8 +100,8 @@ TABLE: Final[tuple[Ruling, ...]] = (
          "mem_cache/memory_pool.py:alloc"),
     ),
     Ruling(
-        "admit: in chunks", FIRST, LAST, SERVER,
-        "a prompt that is longer than --chunked-prefill-size, and the last chunk may be one token",
+        "prefill", FIRST, LAST, SERVER,
+        "a chunk of a long prompt, or the next turn of a streaming session, which keeps its slot",
         (SCHEDULE, "managers/schedule_batch.py:prepare_for_extend",
          "layers/attention/linear/gdn_backend.py:forward_extend"),
     ),
@@ -313,8 +313,6 @@ def _of_operations(trace: Trace) -> Iterator[str]:
     window = trace.setup.window
     for operation in _inside(trace.operations):
         yield kind(operation)
-        if isinstance(operation, traces.Admit) and operation.chunks:
-            yield "admit: in chunks"
         if operation.dead == "garbage":
             yield "dead memory holds finite garbage"
         if operation.dead == "nan":

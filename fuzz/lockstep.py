@@ -26,6 +26,7 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     Place,
+    Prefill,
     Repeat,
     Request,
     Restore,
@@ -78,6 +79,8 @@ class _Server:
                     yield from self._step(operation, commits.get(tag))
                 case Commit():
                     pass  # it came right after its verify
+                case Prefill(rows=rows):
+                    yield from self._prefill(operation)
                 case Decode():
                     yield from self._decode(operation)
                 case Idle(rows=rows):
@@ -157,6 +160,13 @@ class _Server:
             yield from self._step(verify, Commit(tag=tag, accepted=ones, dead=decode.dead))
         else:
             yield replace(decode, rows=rows)
+
+    def _prefill(self, prefill: Prefill) -> Iterator[Operation]:
+        """What it folds goes on counting as waiting: a target need not own it."""
+        pairs = zip(prefill.rows, prefill.lengths, strict=True)
+        if there := [(row, n) for row, n in pairs if row not in self.absent]:
+            rows, lengths = zip(*there, strict=True)
+            yield replace(prefill, rows=rows, lengths=lengths)
 
     def _batch(
         self, rows: Sequence[Request | None], accepted: Sequence[int | None]

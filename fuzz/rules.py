@@ -25,6 +25,7 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     Place,
+    Prefill,
     Repeat,
     Restore,
     Save,
@@ -36,7 +37,9 @@ Operations = Sequence[Operation]
 CHUNKED: Final = 0.5
 """How often the rest of a prompt is prefilled, where a target can."""
 LONG: Final = 0.1
-"""How often its chunks may be long."""
+"""How often chunks may be long."""
+WAITING: Final = 0.1
+"""How often requests are prefilled that wait with records: the next turn of a session."""
 
 EXTREME: Final = 0.3
 """How often all or nothing of a window is accepted, rather than what luck says."""
@@ -55,21 +58,26 @@ def admit(story: Story) -> Operations:
     """A request is seated after its prefill."""
     if story.vacant <= 0:
         return []
-    tag, rest = story.next_tag(), chunks(story)
-    return [Admit(request=story.requests, tag=tag, chunks=rest, dead=story.dead())]
+    request, tag = story.requests, story.next_tag()
+    admission = Admit(request=request, tag=tag, dead=story.dead())
+    return [admission, *rest_of_prompts(story, [request], tag + 1)]
 
 
-def chunks(story: Story) -> tuple[int, ...]:
-    """The rest of a prompt, where a target can prefill it: short chunks, often a single token last.
+def rest_of_prompts(story: Story, requests: Sequence[int], tag: int) -> Operations:
+    """What follows an admission, where a target can prefill it: chunks, often of one token last."""
+    if "prefill" not in story.plan.operations or not story.draw.chance(CHUNKED):
+        return []
+    chunks = [chunk(story, requests, tag)]
+    if story.draw.chance(0.5):
+        chunks.append(Prefill(tag=tag + 1, rows=tuple(requests), lengths=(1,) * len(requests)))
+    return chunks
 
-    Now and then one is longer than what prefill kernels work in at a time.
-    """
-    draw = story.draw
-    if "prefill" not in story.plan.operations or not draw.chance(CHUNKED):
-        return ()
-    most = CHUNK_MAX if draw.chance(LONG) else 2 * story.setup.window
-    rest = tuple(draw.integers(1, [most] * draw.integer(1, 2)))
-    return (*rest, 1) if draw.chance(0.5) else rest
+
+def chunk(story: Story, requests: Sequence[int], tag: int) -> Prefill:
+    """Some tokens for each; now and then more than what prefill kernels work in at a time."""
+    most = CHUNK_MAX if story.draw.chance(LONG) else 2 * story.setup.window
+    lengths = tuple(story.draw.integers(1, [most] * len(requests)))
+    return Prefill(tag=tag, rows=tuple(requests), lengths=lengths, dead=story.dead())
 
 
 def place(story: Story) -> Operations:
@@ -230,6 +238,17 @@ def decode(story: Story) -> Operations:
     return [Decode(tag=story.next_tag(), rows=rows, profile=story.profile(), dead=story.dead())]
 
 
+def prefill(story: Story) -> Operations:
+    """More of some prompts: a chunk, or the next turn of a request that keeps its slot."""
+    draw, able = story.draw, story.idle()
+    if not draw.chance(WAITING):
+        able = [r for r in able if story.seats[r].cursors.write_pos == 0]
+    most = min(len(able), story.plan.rows)
+    if most <= 0:
+        return []
+    return [chunk(story, draw.some(able, draw.integer(1, most)), story.next_tag())]
+
+
 def idle(story: Story) -> Operations:
     """A batch of padding."""
     return [Idle(rows=story.draw.integer(1, 3), dead=story.dead())]
@@ -284,6 +303,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "free": Rule(free, 3, "free"),
     "fork": Rule(fork, 6, "fork"),
     "decode": Rule(decode, 3, "decode"),
+    "prefill": Rule(prefill, 2, "prefill"),
     "idle": Rule(idle, 1, "idle"),
     "save": Rule(save, 2, "save"),
     "restore": Rule(restore, 4, "restore"),

@@ -24,7 +24,6 @@ from ringfold.fuzz.mismatch import Check, Mismatch
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.trace import (
-    Admit,
     Commit,
     Decode,
     Donate,
@@ -33,6 +32,7 @@ from ringfold.fuzz.trace import (
     Hit,
     Idle,
     Place,
+    Prefill,
     Save,
     Symptom,
     Trace,
@@ -66,6 +66,10 @@ SHARPNESS: Final[tuple[Check, ...]] = (
 """One bug often fails several checks at once. The first of these that failed names the cause: an
 integer or a record says more than the wrong state that comes of it, and a wrong state more than
 the outputs. Exactness comes last, since a fold that is wrong by far is inexact as well."""
+
+
+APART: Final = (Decode, Prefill, Idle, Fork, Save, Donate, Hit, Evict)
+"""Operations that a history is simpler without, whatever stands in their place."""
 
 
 class NoFailureError(ValueError):
@@ -121,14 +125,15 @@ def size(trace: Trace) -> tuple[Any, ...]:
     verifies = [o for o in operations if isinstance(o, Verify)]
     places = [o for o in operations if isinstance(o, Place)]
     commits = [o for o in operations if isinstance(o, Commit)]
-    admissions = [o for o in operations if isinstance(o, Admit)]
-    profiles = [o.profile for o in operations if isinstance(o, Verify | Decode | Place)]
-    rows = [row for o in operations if isinstance(o, Verify | Decode) for row in o.rows]
+    prefills = [o for o in operations if isinstance(o, Prefill)]
+    profiled = Verify | Decode | Prefill | Place
+    profiles = [o.profile for o in operations if isinstance(o, profiled)]
+    rows = [row for o in operations if isinstance(o, Verify | Decode | Prefill) for row in o.rows]
     plain = simpler.renamed(trace).operations == trace.operations
     return (
         sum(isinstance(o, simpler.Seats) for o in operations),
         steps(trace),
-        sum(isinstance(o, Decode | Idle | Fork | Save | Donate | Hit | Evict) for o in operations),
+        sum(isinstance(o, APART) for o in operations),
         len(operations),
         len(rows),
         sum(sum(o.lengths) for o in verifies),
@@ -153,8 +158,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
         sum(n or 0 for o in commits for n in o.accepted),
         sum(o.bound or 0 for o in commits),
         sum(o.track or 0 for o in commits),
-        sum(sum(o.chunks) for o in admissions),
-        sum(len(o.chunks) for o in admissions),
+        sum(sum(o.lengths) for o in prefills),
         not plain,
         trace.payload.seed,
         msgspec.json.encode(trace.operations),

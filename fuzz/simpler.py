@@ -28,6 +28,7 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     Place,
+    Prefill,
     Repeat,
     Restore,
     Save,
@@ -236,25 +237,15 @@ CHUNKS: Final = (1, 2, 3, 4, 8, 16, 64, 65)
 """Lengths to try; prefill kernels work in 64 tokens at a time."""
 
 
-def fewer_chunks(trace: Trace) -> Iterator[Trace]:
-    """Admissions that bring no more of their prompts; else one chunk, short."""
-    for rest in ((), (1,), (2,)):
-        yield _with(
-            trace,
-            (
-                msgspec.structs.replace(o, chunks=min(o.chunks, rest, key=sum))
-                if isinstance(o, Admit)
-                else o
-                for o in trace.operations
-            ),
-        )
+def shorter_chunks(trace: Trace) -> Iterator[Trace]:
+    """Each row of a prefill as short as it can be."""
     for i, operation in enumerate(trace.operations):
-        if isinstance(operation, Admit) and operation.chunks:
-            most = operation.chunks
-            short = ((n,) for n in CHUNKS if n < sum(most))
-            for fewest in ((), *short, most[:-1], most[1:]):
-                fewer = msgspec.structs.replace(operation, chunks=fewest)
-                yield _with(trace, (*trace.operations[:i], fewer, *trace.operations[i + 1 :]))
+        if isinstance(operation, Prefill):
+            for row, length in enumerate(operation.lengths):
+                for n in (n for n in CHUNKS if n < length):
+                    lengths = (*operation.lengths[:row], n, *operation.lengths[row + 1 :])
+                    short = msgspec.structs.replace(operation, lengths=lengths)
+                    yield _with(trace, (*trace.operations[:i], short, *trace.operations[i + 1 :]))
 
 
 # ------------------------------------------------------------------ memory, numbers, names
@@ -329,7 +320,7 @@ def plainer_payload(trace: Trace) -> Iterator[Trace]:
     """Numbers from a seed, one profile for all, a simple one first."""
 
     def unprofiled(operation: Operation) -> Operation:
-        profiled = isinstance(operation, Verify | Decode | Place)
+        profiled = isinstance(operation, Verify | Decode | Prefill | Place)
         return msgspec.structs.replace(operation, profile=None) if profiled else operation
 
     same = _with(trace, map(unprofiled, trace.operations))
@@ -364,7 +355,7 @@ def renamed(trace: Trace) -> Trace:
             changes["request"] = name(operation.request)
         if hasattr(operation, "prefix"):
             changes["prefix"] = prefixes[operation.prefix]
-        if isinstance(operation, Verify | Decode):
+        if isinstance(operation, Verify | Decode | Prefill):
             changes["rows"] = tuple(map(name, operation.rows))
         if hasattr(operation, "tag"):
             changes["tag"] = tags.setdefault(operation.tag, len(tags) + 1)
@@ -459,7 +450,7 @@ def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Opera
     fresh = itertools.count(used)
     tags: dict[int, int] = {}
     for operation in operations:
-        if isinstance(operation, Admit | Place | Verify | Decode):
+        if isinstance(operation, Admit | Place | Verify | Decode | Prefill):
             tags[operation.tag] = next(fresh)
         tag = tags[operation.tag] if hasattr(operation, "tag") else None
         yield operation if tag is None else msgspec.structs.replace(operation, tag=tag)
@@ -498,7 +489,7 @@ def _only(trace: Trace, requests: Container[int]) -> Trace:
 def _batches(trace: Trace) -> Iterator[tuple[int, Rows]]:
     """Tag and rows of every batch with more than one row."""
     for operation, _ in unroll(trace.operations):
-        if isinstance(operation, Verify | Decode) and len(operation.rows) > 1:
+        if isinstance(operation, Verify | Decode | Prefill) and len(operation.rows) > 1:
             yield operation.tag, operation.rows
 
 
@@ -517,7 +508,7 @@ def _called(operation: Operation, old: int, new: int) -> Operation:
         changes["request"] = name(operation.request)
     if isinstance(operation, Fork):
         changes["source"] = name(operation.source)
-    if isinstance(operation, Verify | Decode):
+    if isinstance(operation, Verify | Decode | Prefill):
         changes["rows"] = tuple(map(name, operation.rows))
     return msgspec.structs.replace(operation, **changes)
 
@@ -539,7 +530,10 @@ def _rebatched(operations: Iterable[Operation], choose: Choose) -> Operations:
 
     def kept(operation: Operation) -> Iterator[Operation]:
         match operation:
-            case Verify(tag=tag, rows=rows, lengths=lengths):
+            case (
+                Verify(tag=tag, rows=rows, lengths=lengths)
+                | Prefill(tag=tag, rows=rows, lengths=lengths)
+            ):
                 if at := rows_of(tag, rows):
                     yield msgspec.structs.replace(
                         operation, rows=_at(rows, at), lengths=_at(lengths, at)
@@ -794,7 +788,7 @@ QUICK: Final[tuple[Pass, ...]] = (
     simpler_places,
     shorter_windows,
     plainer_commits,
-    fewer_chunks,
+    shorter_chunks,
     living,
     plainer_payload,
     plain_steps,

@@ -26,6 +26,7 @@ from ringfold.fuzz.trace import (
     Hit,
     Operation,
     Place,
+    Prefill,
     Repeat,
     Restore,
     Save,
@@ -125,6 +126,8 @@ class Told:
                 self._verified(len(some))
                 for request in some:
                     self._move(request, 1, 1, self.setup.window)
+            case Prefill():
+                self.steps += 1  # no target need own it: whatever waits may go on waiting
             case Repeat(times=times, operations=operations):
                 for _ in range(times):
                     for inner in operations:

@@ -147,10 +147,10 @@ class Target(Protocol):
 
     # A target that owns `prefill` also has
     #
-    #     def prefill(self, rows, lengths, before, inputs) -> NDArray[Any]
+    #     def prefill(self, rows, lengths, inputs) -> NDArray[Any]
     #
-    # Chunks of `lengths[i]` more tokens of the prompts of `rows`, whose states hold `before[i]`;
-    # all of them are kept. Outputs as `verify`.
+    # More tokens of the prompts of `rows`, all of which are kept; there is no padding. What waits
+    # is folded first, and the ring is empty then. Outputs as `verify`.
     #
     # A target that owns `track` also has
     #

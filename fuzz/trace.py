@@ -40,8 +40,7 @@ ROWS_MAX: Final = 65_536  # of one batch
 REPEAT_DEPTH_MAX: Final = 3
 REQUEST_MAX: Final = 65_535
 WORD_MAX: Final = 2**32 - 1
-CHUNK_MAX: Final = 128  # tokens of a chunk: two of those that prefill kernels work in
-CHUNKS_MAX: Final = 8
+CHUNK_MAX: Final = 128  # tokens of a prefill's row: two of the chunks that kernels work in
 REHEARSED_ROWS_MAX: Final = 250_000
 """Rows that `validate` walks again in repeats, waiting for their cursors to recur: about 1 s."""
 LINE_MAX: Final = 100
@@ -75,15 +74,10 @@ class _Operation(
 
 
 class Admit(_Operation, frozen=True):
-    """A request is seated after its prefill; its state is the payload's under `tag`.
-
-    With `chunks`, so many more tokens of its prompt follow, chunk by chunk: the payload's window
-    under `tag`. A target that owns no prefill leaves them out.
-    """
+    """A request is seated after its prefill; its state is the payload's under `tag`."""
 
     request: Request
     tag: Word
-    chunks: Annotated[tuple[Chunk, ...], Meta(max_length=CHUNKS_MAX)] = ()
     dead: Dead = "leave"
 
 
@@ -133,6 +127,20 @@ class Decode(_Operation, frozen=True):
 
     tag: Word
     rows: Batch
+    profile: Profile | None = None
+    dead: Dead = "leave"
+
+
+class Prefill(_Operation, frozen=True):
+    """So many more tokens of their prompts for some requests; all are kept.
+
+    It is a chunk of a long prompt, or the next turn of a request that kept its slot. It goes on
+    from the committed state, so that what waits is folded first.
+    """
+
+    tag: Word
+    rows: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=ROWS_MAX)]
+    lengths: Annotated[tuple[Chunk, ...], Meta(max_length=ROWS_MAX)]
     profile: Profile | None = None
     dead: Dead = "leave"
 
@@ -220,6 +228,7 @@ Operation = (
     | Verify
     | Commit
     | Decode
+    | Prefill
     | Idle
     | Place
     | Save
@@ -338,11 +347,11 @@ def _check_tags(operations: tuple[Operation, ...], where: str, used: set[int]) -
         here = f"{where}[{i}]"
         if isinstance(operation, Repeat):
             _check_tags(operation.operations, f"{here}.operations", used)
-        elif isinstance(operation, Verify | Decode | Place):
+        elif isinstance(operation, Verify | Decode | Prefill | Place):
             if operation.tag in used:
                 raise TraceError(
                     f"{here} ({_kind(operation)}): tag {operation.tag} stands for an earlier "
-                    f"window: give every verify, decode and place a tag of its own"
+                    f"window: give every verify, decode, prefill and place a tag of its own"
                 )
             used.add(operation.tag)
             if operation.profile is not None:
@@ -463,6 +472,8 @@ class _Rehearsal:
                 for request in operation.rows:
                     if request is not None:
                         self.advance(self.ready(request), 1, self.setup.window)
+            case Prefill():
+                self.prefill(operation)
             case Place():
                 self.place(operation)
             case _:
@@ -581,6 +592,15 @@ class _Rehearsal:
                 )
             seat.pending, seat.length = operation.tag, length
         self.verified[operation.tag] = operation
+
+    def prefill(self, operation: Prefill) -> None:
+        """No rule counts on what it folds, since not every target owns it."""
+        rows, lengths = operation.rows, operation.lengths
+        if len(lengths) != len(rows):
+            raise TraceError(f"{len(lengths)} lengths for {len(rows)} rows: give one for each row")
+        self.batch(rows)
+        for request in rows:
+            self.ready(request)
 
     def commit(self, operation: Commit) -> None:
         verify = self.verified.pop(operation.tag, None)

@@ -28,6 +28,7 @@ from ringfold.fuzz.trace import (
     Hit,
     Operation,
     Place,
+    Prefill,
     Trace,
     Verify,
 )
@@ -169,12 +170,13 @@ def rotated_base(trace: Trace, random: Random) -> Varied | None:
         return None
     L = setup.ring
     start = protocol_of(setup).reset(L, setup.window)
-    used = {o.tag for o in trace.operations if isinstance(o, Verify | Decode | Place)}
+    windows = Verify | Decode | Prefill | Place
+    used = {o.tag for o in trace.operations if isinstance(o, windows)}
 
     def rotated(operation: Operation) -> Operation:
         shift = int(random.integers(1, L)) if L > 1 else 0
         match operation:
-            case Admit(request=request, tag=tag, chunks=()) if tag not in used:
+            case Admit(request=request, tag=tag) if tag not in used:
                 return Place(
                     request=request,
                     tag=tag,

@@ -8,12 +8,11 @@ walk goes on; after any other it stops, since what follows would only repeat it.
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,16 +32,13 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     Place,
+    Prefill,
     Trace,
     Verify,
     unroll,
 )
 from ringfold.fuzz.truth import Window
 from ringfold.sim.situations import SITUATIONS, Step
-
-PROMPT: Final = 64
-"""Tokens that are said to be in the state that an admission brings."""
-
 
 class Verdict(msgspec.Struct):
     """What a walk found and what it did."""
@@ -155,7 +151,6 @@ class Walk(Lives):
                 admissions = [admit for admit in together if isinstance(admit, Admit)]
                 self._seat(admissions)
                 self._judge_state([admit.request for admit in admissions])
-                self._prefill([admit for admit in admissions if admit.chunks])
             case Place():
                 self._place([p for p in together if isinstance(p, Place)])
             case Verify():
@@ -164,6 +159,8 @@ class Walk(Lives):
                 self._commit(operation)
             case Decode():
                 self._decode(operation)
+            case Prefill():
+                self._prefill(operation)
             case Idle(rows=count):
                 self._step([None] * count, [1] * count, tag=0)
             case _:
@@ -190,29 +187,19 @@ class Walk(Lives):
         bound = operation.bound or self.setup.window
         self._commit_batch(rows, accepted, bound, window.rows(kept), track)
 
-    def _prefill(self, admissions: Sequence[Admit]) -> None:
-        """What follows of these prompts, chunk by chunk, those of all prompts in one batch."""
-        if admissions and "prefill" not in self.target.operations:
-            self.skipped["prefill"] += len(admissions)
+    def _prefill(self, operation: Prefill) -> None:
+        """More of some prompts, in place."""
+        pairs = zip(operation.rows, operation.lengths, strict=True)
+        seated = [(row, n) for row, n in pairs if row not in self.unseated]
+        if not seated:
             return
-        prompts = [self._inputs([a.request], [sum(a.chunks)], a.tag) for a in admissions]
-        for turn in range(max((len(a.chunks) for a in admissions), default=0)):
-            going = [(a, p) for a, p in zip(admissions, prompts, strict=True) if a.chunks[turn:]]
-            rows = [a.request for a, _ in going]
-            lengths = [a.chunks[turn] for a, _ in going]
-            starts = [sum(a.chunks[:turn]) for a, _ in going]
-            parts = [
-                [x[:, start : start + n] for x in prompt]
-                for (_, prompt), start, n in zip(going, starts, lengths, strict=True)
-            ]
-            inputs = Inputs(*(np.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
-            window = self._window(rows, lengths, inputs)
-            before = [PROMPT + start for start in starts]
-            with self.judge.prefilling(max(lengths)):
-                chunks = rows, lengths, before, inputs
-                outputs = self._call(operator.methodcaller("prefill", *chunks))
-                self._judge_outputs(outputs, rows, lengths, window)
-                self._advance_in_place(window)
+        rows, lengths = map(list, zip(*seated, strict=True))
+        inputs = self._inputs(rows, lengths, operation.tag, operation.profile)
+        window = self._window(rows, lengths, inputs)
+        outputs = self._call(lambda target: target.prefill(rows, lengths, inputs))
+        with self.judge.prefilling(max(lengths)):
+            self._judge_outputs(outputs, rows, lengths, window)
+            self._advance_in_place(window)
 
     def _decode(self, operation: Decode) -> None:
         """One token a row, committed at once: in place, or as a window of one."""
@@ -246,10 +233,13 @@ class Walk(Lives):
         self._judge_committed(window.requests)
 
     def _advance_in_place(self, window: Window) -> None:
-        """All tokens were added to the checkpoints; rings and cursors stay as they are."""
+        """All tokens were added to the checkpoints, behind what waited."""
+        allowed = self.ledger.in_place_may_write(window.requests)
+        for request in window.requests:
+            self.ledger.advance_in_place(request)
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
-        self._judge_frame(self.ledger.in_place_may_write(window.requests))
+        self._judge_frame(allowed)
         self.judge.cursors()
         self.judge.convolution(window.requests)
         with self._timed("checks"):

@@ -24,6 +24,7 @@ from ringfold.fuzz.trace import (
     Free,
     Operation,
     PayloadSpec,
+    Prefill,
     Save,
     Trace,
     Verify,
@@ -97,7 +98,11 @@ def test_every_dialect_is_classed() -> None:
         (trace(*step(accepted=0)), "commit: none accepted", Legality.LIBRARY),
         (trace(*step(length=1, accepted=1, bound=1)), "commit: other bound", Legality.SERVER),
         (trace(*step(track=1)), "commit: tracks", Legality.SERVER),
-        (trace(Admit(request=0, tag=0, chunks=(3, 1))), "admit: in chunks", Legality.SERVER),
+        (
+            trace(Admit(request=0, tag=0), Prefill(tag=1, rows=(0,), lengths=(3,))),
+            "prefill",
+            Legality.SERVER,
+        ),
         (
             trace(*step()[:2], Free(request=0), Commit(tag=1, accepted=(None,))),
             "commit: window lost",

@@ -342,11 +342,11 @@ class Pool:
         *,
         rows: list[int],
         lengths: list[int],
-        before: list[int],
     ) -> Message:
-        """Chunks of prompts of which `before` tokens are there: `prepare_for_extend`'s batch."""
-        for row, there in zip(rows, before, strict=True):
-            set_lengths(self.requests[row], there)
+        """More of some prompts, on the rows and slots that they have: `prepare_for_extend`."""
+        before = [self.prompt] * len(rows)
+        for row in rows:
+            set_lengths(self.requests[row], self.prompt)
         if self.pool.alloc([self.requests[row] for row in rows]) is None:
             raise RuntimeError("the pool has no row left")
         starts = np.cumsum([0, *lengths[:-1]])

@@ -299,10 +299,12 @@ class SglangPool:
         self._ask("evict", prefix=prefix)
 
     def prefill(
-        self, rows: Sequence[Request], lengths: Sequence[int], before: Sequence[int], inputs: Inputs
+        self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
         """Chunks of several prompts in one forward pass."""
-        fields = {"rows": [*rows], "lengths": [*lengths], "before": [*before]}
+        if self.batch:
+            raise self._refusal(f"a prefill before requests {self.batch} were committed")
+        fields = {"rows": [*rows], "lengths": [*lengths]}
         (outputs,) = self._ask("prefill", self._projections(inputs), **fields).arrays
         return self._activations(outputs)
 
