@@ -408,8 +408,13 @@ def walk_cursors(plan: Plan, out_of_time: Callable[[], bool] = lambda: False) ->
         msgspec.structs.replace(setup, slots=rows + 1), Payload(setup, 0, PROFILE).parameters()
     )
     requests = list(range(rows))
-    for request in requests:
-        target.admit(request, state)
+    if hasattr(target, "admit_all"):
+        target.admit_all(
+            requests, np.broadcast_to(state[:, None], (len(state), rows, *state.shape[1:]))
+        )
+    else:
+        for request in requests:
+            target.admit(request, state)
     seats = [target.seat(request) for request in requests]
     places = {axis: np.array([seat[axis] for seat in seats]) for axis in ("slot", "request")}
     for bound in range(1, setup.window + 1):
