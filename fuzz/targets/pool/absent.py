@@ -44,7 +44,10 @@ class StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {}) if name[0].isupper() else Unavailable(f"{self.__name__}.{name}")
+        whole = f"{self.__name__}.{name}"
+        made: Any = type(name, (), {}) if name[0].isupper() else Unavailable(whole)
+        setattr(self, name, made)  # whoever asks again gets the same
+        return made
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,4 +1,4 @@
-"""The environment of released packages is built once, whole or not at all.
+"""The environment of released packages is built once, whole or not at all, or it is the user's.
 
 pip runs here as it does for a user, against a folder with one tiny wheel in place of a package
 index and a file of requirements that names it alone; what must import at the end is that package.
@@ -19,6 +19,7 @@ import pytest
 
 from ringfold.fuzz.targets import environments, wheels
 from ringfold.fuzz.targets.environments import BuildError
+from ringfold.fuzz.targets.sglang_sources import AbsentError
 from ringfold.fuzz.targets.wheels import WheelError
 
 
@@ -42,6 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("RINGFOLD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("RINGFOLD_WHEELS", raising=False)
+    monkeypatch.delenv("RINGFOLD_POOL_PYTHON", raising=False)
     return tmp_path / "cache"
 
 
@@ -164,6 +166,64 @@ class TestUnpacked:
         assert variables["PYTHONPATH"] == f"{environments.unpacked(release)}:{tmp_path}"
         assert variables["TRITON_INTERPRET"] == "1"
         assert not {"SGLANG_DEBUG_MEMORY_POOL", "PYTHONDONTWRITEBYTECODE"} & variables.keys()
+
+    def test_on_a_gpu_kernels_are_compiled(
+        self, release: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For the card that the user chose."""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+        variables = environments.variables(release, device="cuda")
+
+        assert "TRITON_INTERPRET" not in variables
+        assert variables["CUDA_VISIBLE_DEVICES"] == "1"
+        assert variables["RINGFOLD_POOL_DEVICE"] == "cuda"
+        assert "CUDA_VISIBLE_DEVICES" not in environments.variables(release)
+
+
+class TestAPythonOfTheUsers:
+    """In place of an environment that is built here."""
+
+    def test_it_comes_before_what_was_built(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And is the only one where there is a GPU, for torch was built for the CPU here."""
+        assert environments.interpreter() is None
+        built = environments.add()
+        assert environments.interpreter() == built.python
+        assert environments.interpreter("cuda") is None
+
+        monkeypatch.setenv("RINGFOLD_POOL_PYTHON", "/opt/sglang/bin/python")
+
+        for device in ("cpu", "cuda"):
+            assert environments.interpreter(device) == Path("/opt/sglang/bin/python")
+
+    def test_its_own_release_is_found_and_not_imported(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where it lies is its name; what is on this process's path is nobody's."""
+        elsewhere = tmp_path / "elsewhere"
+        (elsewhere / "sglang").mkdir(parents=True)
+        (elsewhere / "sglang" / "__init__.py").write_text("")
+        monkeypatch.setenv("PYTHONPATH", str(elsewhere))
+        python = tmp_path / "own" / "bin" / "python"
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", tmp_path / "own"], check=True
+        )
+        with pytest.raises(AbsentError, match=r"own/bin/python has no SGLang of its own.*install"):
+            environments.installed(python)
+
+        (packages,) = (tmp_path / "own").glob("lib/python*/site-packages")
+        (packages / "sglang").mkdir()
+        (packages / "sglang" / "__init__.py").write_text("raise RuntimeError('imported')")
+
+        assert environments.installed(python) == f"sglang@{packages}"
+        assert environments.unpacked(f"sglang@{packages}") == packages
+
+    def test_one_that_is_none_says_so(self, cache: Path, tmp_path: Path) -> None:
+        """Such as a path with a slip in it."""
+        with pytest.raises(AbsentError, match=r"no SGLang of its own.*FileNotFoundError"):
+            environments.installed(tmp_path / "python")
 
 
 def test_every_requirement_is_pinned() -> None:

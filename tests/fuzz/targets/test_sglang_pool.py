@@ -15,10 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ringfold.fuzz import walk as walking
 from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import RefusedError
 from ringfold.fuzz.targets import environments, registry, wheels
 from ringfold.fuzz.targets.registry import MissingTargetError
@@ -189,8 +191,35 @@ def test_without_its_environment_it_says_what_to_type(
     monkeypatch.setenv("RINGFOLD_CACHE", str(tmp_path))
     with pytest.raises(MissingTargetError, match=r"type `ringfold targets add sglang-pool==0\.5"):
         registry.resolve("sglang-pool==0.5.16")
-    with pytest.raises(MissingTargetError, match="runs on the CPU alone"):
+    with pytest.raises(MissingTargetError, match="torch for CUDA: set RINGFOLD_POOL_PYTHON to"):
         registry.resolve("sglang-pool==0.5.16", "cuda")
+    with pytest.raises(MissingTargetError, match="needs --device cuda: there are no graphs here"):
+        registry.resolve("sglang-pool==0.5.16+graph")
+    monkeypatch.setenv("RINGFOLD_POOL_PYTHON", sys.executable)
+    with pytest.raises(MissingTargetError, match=r"type `ringfold targets add sglang==0\.5\.16`"):
+        registry.resolve("sglang-pool==0.5.16", "cuda")
+    with pytest.raises(MissingTargetError, match=r"has no SGLang of its own"):
+        registry.resolve("sglang-pool")
+
+
+@pytest.mark.slow
+def test_a_batch_may_be_verified_once_more() -> None:
+    """A twin that was levelled is: the same outputs, and windows that moved on once."""
+    target = pool_of(OLDEST).twin()
+    setup = trace_of(pool_of(OLDEST), []).setup
+    payload = Payload(setup, 3, "ordinary")
+    target.open(setup, payload.parameters())
+    target.admit(0, payload.state(0, 0), payload.past(0, 0))
+    inputs = payload.window(np.array([0]), np.array([2]), 1)
+    window = target.views()["convolution"].array
+
+    first, moved = target.verify([0], [2], inputs), window.copy()
+    again = target.verify([0], [2], inputs)
+
+    assert np.array_equal(first, again)
+    assert np.array_equal(window, moved)
+    with pytest.raises(RefusedError, match="a verify before that of requests"):
+        target.verify([0], [1], payload.window(np.array([0]), np.array([1]), 2))
 
 
 def test_every_plan_is_a_server_s() -> None:
