@@ -4,13 +4,14 @@
 #   bench    a step of SGLang and of ours, side by side                   90 s at most, the card alone
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
+#   rate     how many row-windows a second the tester judges             70 s at most, the card alone
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
 #   findings the scripts beside docs/findings.md, on released kernels    90 s, side by side
 #   matrix   released kernels and ours, two dozen configurations each    MATRIX_SECONDS + 40 s
 #   pool     SGLang's pool, backend and commit in three releases         POOL_SECONDS + 15 s
 #
-# Without PART all of them but `matrix` and `pool`, in eleven minutes. Results and logs go to
+# Without PART all of them but `matrix` and `pool`, in twelve minutes. Results and logs go to
 # FOLDER; the table at the end says how each ended. DEVICE=cpu runs the same commands small and
 # without a clock, to see that they run. `matrix` and `pool` name the commit that COMMIT holds,
 # where git can't tell; `pool` wants RINGFOLD_POOL_PYTHON (docs/integration.md).
@@ -53,6 +54,7 @@ if [ "$DEVICE" = cuda ]; then
   VARYING=(--sweep ring --sweep window --sweep acceptance --sweep geometry --sweep layers)
   SOME=(-n 4)
   BUDGET=(--max-time "$FUZZ_SECONDS")
+  SHORTLY=(--max-time 30)
   LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
   QUOTAS=(--seconds "$MATRIX_SECONDS")
@@ -64,6 +66,7 @@ else
   VARYING=(--batch 1 --batch 2)
   SOME=(-k "history_agrees and plain")
   BUDGET=(--max-windows 20)
+  SHORTLY=(--max-windows 60)
   LONG=(--tokens 10 --gate -4 --seeds 1 --precision fp16-records)
   SCRIPTS=()
   QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
@@ -109,6 +112,10 @@ if wanted fuzz; then
   run fuzz-small $limit "${ringfold[@]}" fuzz triton "${on[@]}" "${BUDGET[@]}" \
     --geometry 1,2,32,32 --workers $third --run-dir "$OUT/fuzz-small" &
   wait
+fi
+if wanted rate; then
+  run rate 70 "${ringfold[@]}" fuzz triton "${on[@]}" "${SHORTLY[@]}" --geometry 1,2,32,32 \
+    --ring 8 --window 2 --dtype float32 --layers 1 --run-dir "$OUT/rate"
 fi
 if wanted sweep; then
   run sweep 130 "${ringfold[@]}" bench "${PEERS[@]}" "${CLOCK[@]}" "${VARYING[@]}" --rounds 9 \
