@@ -222,8 +222,8 @@ class CopiedSnapshots(PooledTarget):
 
     def launch_commit(self, slots: torch.Tensor, accepted: torch.Tensor, bound: int) -> None:
         """Copy the snapshot of the last accepted token over the checkpoint."""
-        keep = (slots > NULL_SLOT) & (accepted > 0)
-        slot, last = slots[keep].long(), accepted[keep].long() - 1
+        kept = ((slots > NULL_SLOT) & (accepted > 0)).nonzero()[:, 0]
+        slot, last = slots[kept].long(), accepted[kept].long() - 1
         self.memory["checkpoint"][:, slot] = self.memory["snapshots"][:, slot, last]
 
     def launch_reset(self, slots: torch.Tensor) -> None:
