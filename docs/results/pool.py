@@ -71,9 +71,9 @@ FINDINGS: Final = {
     "compact": ("pool_retraction_compact", "pool_prefix_state"),
 }
 """Traces that show them."""
-ULP_MAX: Final = 4
+ULP_MAX: Final = 16
 """Finding 13: in float32 two kernels contract other products, and an exact fold is not exact. Seen:
-3 ULP, and zeros of the other sign."""
+4 ULP, and zeros of the other sign."""
 WORST: Final = {"ring": "nan", "fold-every-commit": "nan", "compact": "garbage"}
 """What dead memory holds: NaN in a dead record is a finding of the compact releases."""
 
