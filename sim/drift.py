@@ -157,6 +157,21 @@ class Track(msgspec.Struct):
     """Token of the first flip, [gate][similarity][seed]; None if there was none."""
 
 
+def cut(track: Track, tokens: int) -> Track:
+    """What was seen until `tokens`, as a shorter study of the same texts would have found it.
+
+    A text's beginning does not depend on its length. No points if there was none at `tokens`.
+    """
+    points = [point for point in track.points if point.tokens <= tokens]
+    if not points or points[-1].tokens != tokens:
+        points = []
+    first = [
+        [[t if t is not None and t < tokens else None for t in seeds] for seeds in gate]
+        for gate in track.first_flip
+    ]
+    return Track(track.case, points, first)
+
+
 def points_until(tokens: int) -> list[int]:
     """10, 20, 50, 100, 200, ... and `tokens`."""
     grid = [m * 10**e for e in range(1, 7) for m in (1, 2, 5)]

@@ -28,6 +28,7 @@ from ringfold.sim.drift import (
     Track,
     Walker,
     cases_of,
+    cut,
     run,
 )
 from ringfold.sim.setup import Geometry, require
@@ -114,7 +115,8 @@ def drift(
         list[Path] | None,
         typer.Option(
             metavar="FILE.json",
-            help="What --save left of the same texts: its cases are not walked again. Repeatable.",
+            help="What --save left of the same texts, or of longer ones: its cases are not walked "
+            "again. Repeatable.",
         ),
     ] = None,
     save: Annotated[
@@ -142,7 +144,7 @@ def drift(
         require(name in DIALECTS, "dialect", name, f"one of {', '.join(DIALECTS)}", "name one")
     swept = (precision or list(PRECISIONS), ring or [16, 8, 64], acceptance or [0.7, 0.0, 1.0])
     saved = [_read(path, study) for path in reuse or []]
-    known = {track.case: track for one in saved for track in one.tracks if _done(track, study)}
+    known = {track.case: track for one in saved for track in one.tracks if track.points}
     text, started = Text(study), time.monotonic()
     cases, identities, refused = cases_of(dialects, *swept), {}, {}
     walkers = [Walker(case, text) for case in cases if case not in known]
@@ -181,6 +183,7 @@ def drift(
 
 
 def _read(path: Path, study: Study) -> Saved:
+    """What was saved of these texts, cut to their length; cases that fell short have no points."""
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=Saved)
     except (OSError, msgspec.MsgspecError) as error:
@@ -189,16 +192,14 @@ def _read(path: Path, study: Study) -> Saved:
         ) from None
     for field in Study.__struct_fields__:
         here, there = getattr(study, field), getattr(saved.study, field)
-        if here != there:
+        if here != there and field != "tokens":
             raise typer.BadParameter(
                 f"{path} is of other texts: its {field} is {there}, and here it is {here}",
                 param_hint="--reuse",
             )
-    return saved
-
-
-def _done(track: Track, study: Study) -> bool:
-    return bool(track.points) and track.points[-1].tokens == study.tokens
+    bounds = [bound for bound in saved.bounds if bound.tokens <= study.tokens]
+    tracks = [cut(track, study.tokens) for track in saved.tracks]
+    return msgspec.structs.replace(saved, bounds=bounds, tracks=tracks)
 
 
 def summary(track: Track) -> Summary:

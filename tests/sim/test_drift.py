@@ -188,6 +188,16 @@ def test_a_case_knows_nothing_of_the_others() -> None:
     assert walked(SMALL, case) == walked(SMALL, other, case)[1:]
 
 
+def test_a_long_study_holds_the_short_ones() -> None:
+    """Cut at a point it is, digit for digit, what a shorter study of the same texts finds."""
+    case = Case("ring", "kernel", 16)
+    long, short = (walked(msgspec.structs.replace(SMALL, tokens=n), case)[0] for n in (200, 50))
+
+    assert drift.cut(long, 50) == short
+    assert not drift.cut(long, 60).points
+    assert not drift.cut(short, 200).points
+
+
 def test_results_come_as_they_are_reached() -> None:
     """At every point, with all that is known by then."""
     seen = []
