@@ -12,9 +12,11 @@ its ring: `pending` says how many. Then
   * it finishes (`release_kv_cache`) and another request with the same prompt starts from the prefix
     cache (`init_next_round_input`, and the copy on write of a prefill), or
   * its next token rides in a prefill batch (`--enable-mixed-chunk`), through the release's chunked
-    kernel in float16; once with records pending and once without.
+    kernel in float16; once with records pending and once without, or
+  * it finishes a turn of a streaming session (`--enable-streaming-session`), which keeps its row
+    and slot, and the next turn prefills a token there, in float16; with records pending and without.
 Its next tokens are those of a request that just stayed. If the state survived, the outputs are the
-same to the last bit, and to float16 in a mixed batch. Where the key of the prefix is shorter than
+same to the last bit, and to float16 where they are prefilled. Where the key of the prefix is shorter than
 the prompt, the state must be that of the shorter text, and so must the convolution's window: that
 is compared with what it was before the two tokens.
 
@@ -208,12 +210,17 @@ class Server:
         self.cache, self.allocator = registry.default_radix_cache_factory(context), allocator
         self.states = self.pool.mamba_pool.mamba_cache
 
-    def begin(self, tokens):
+    def begin(self, tokens, session=None):
         """Match, allocate, clear or copy: returns how many tokens of the prompt were kept."""
         req = Req("r", "", tokens, SamplingParams(max_new_tokens=1))
+        req.session = session
         req.init_next_round_input(self.cache)
-        source = holder(req).mamba_cow_src_index
+        source, held = holder(req).mamba_cow_src_index, holder(req).mamba_pool_idx is not None
         self.pool.alloc([req])
+        if session is not None and hasattr(self.cache.session, "take"):
+            self.cache.session.take(req)
+        if session is not None and held:
+            return req  # on the slot of the turn before
         slot = torch.tensor([slot_of(req)])
         batch = Namespace(forward_mode=ForwardMode.EXTEND)
         if source is None:
@@ -223,9 +230,10 @@ class Server:
         ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(self.runner, batch)
         return req
 
-    def prefilled(self, length=PROMPT):
+    def prefilled(self, length=PROMPT, session=None):
         """What a prefill leaves: a state and the convolution's window."""
-        req, draw = self.begin(array("q", range(length))), torch.Generator().manual_seed(1)
+        req = self.begin(array("q", range(length)), session)
+        draw = torch.Generator().manual_seed(1)
         slot = slot_of(req)
         self.states.temporal[:, slot] = torch.randn(1, HV, V, K, generator=draw)
         self.states.conv[0][:, slot] = torch.randn(1, DIM, 3, generator=draw)
@@ -246,11 +254,11 @@ class Server:
             layer=self.layer, forward_batch=batch, mixed_qkv=qkv, a=a, b=b
         )
 
-    def mixed(self, req, seed):
-        """One token that rides in a prefill batch."""
+    def prefill(self, req, seed, mode):
+        """One token of it in a prefill batch."""
         one = torch.ones(1, dtype=torch.int32)
         _, out = self.forward(
-            req, 1, seed, ForwardMode.MIXED, extend_start_loc=0 * one, extend_seq_lens=one,
+            req, 1, seed, mode, extend_start_loc=0 * one, extend_seq_lens=one,
             extend_prefix_lens=PROMPT * one, extend_seq_lens_cpu=[1],
             extend_prefix_lens_cpu=[PROMPT], seq_lens_cpu=(PROMPT + 1) * one, extend_num_tokens=1,
         )  # fmt: skip
@@ -384,8 +392,27 @@ for waits in (True, False):
         for req in (rides, stays):
             server.step(req, seed=2)
     pending = server.pending(rides)
-    got, right = server.mixed(rides, seed=3), server.step(stays, seed=3)[: HV * V]
+    got = server.prefill(rides, seed=3, mode=ForwardMode.MIXED)
+    right = server.step(stays, seed=3)[: HV * V]
     print(f"  in a mixed batch with {pending} pending: its output {difference(got, right)}")
+
+for waits in (True, False):
+    server = Server(torch.float16)
+    session = Namespace(session_id="s", streaming=True, finish_req=nothing)
+    turn, stays = server.prefilled(session=session), server.prefilled()
+    if waits:
+        for req in (turn, stays):
+            server.step(req, seed=2)
+    pending, place = server.pending(turn), (row_of(turn), slot_of(turn))
+    server.finish(turn)
+    following = server.begin(array("q", range(PROMPT + 1)), session)
+    kept = (row_of(following), slot_of(following)) == place and kept_of(following) == PROMPT
+    got = server.prefill(following, seed=3, mode=ForwardMode.EXTEND)
+    right = server.step(stays, seed=3)[: HV * V]
+    print(
+        f"  next turn of a session with {pending} pending, {'on' if kept else 'NOT on'} its slot: "
+        f"its output {difference(got, right)}"
+    )
 
 server, before = Server(tracks=True), INTERVAL - 1
 donor = server.prefilled(before)
