@@ -78,11 +78,15 @@ def native(index: Index, array: Any) -> Index:
 
 
 def sent(values: NDArray[Any], device: Any, dtype: Any = None) -> Any:
-    """`values` as a torch tensor on a device, which is not waited for: they may change at once."""
+    """`values` as a torch tensor on a device. A GPU is not waited for."""
     import torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.to(device, tensor.dtype if dtype is None else dtype, non_blocking=True)
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+    if torch.device(device).type == "cuda":  # it reads pinned memory when its turn comes
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def take(array: Any, index: Index) -> NDArray[Any]:

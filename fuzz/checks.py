@@ -303,7 +303,7 @@ def judge(
     """The worst element where `mask` holds; a NaN in `error` is worse than any number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error <= 0.0, 0.0, error / limit)
-    ratio = np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)
+    ratio[np.isnan(ratio)] = np.inf
     if mask is not None:
         ratio = np.where(mask, ratio, 0.0)
     if ratio.size == 0:
