@@ -1,7 +1,7 @@
 """The directed history: every situation of a setup on purpose, by the shortest way there.
 
 Situations of a row come first, each by its shortest path from a reset; then those of a batch and of
-a slot's life.
+a slot's life; at last numbers at the edge of what a formula bears, and a bound that alone decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringfold.fuzz.trace import (
     Save,
     Verify,
 )
-from ringfold.sim.cursors import reachable
+from ringfold.sim.cursors import committed, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
 from ringfold.sim.situations import directed_steps
@@ -35,6 +35,11 @@ SLOW: Final = "slow-decay"
 slowly, and so does every other random one."""
 
 GATED: Final = "ordinary"
+
+FAST: Final = "strong-gates"
+
+EXTREMES: Final = ("large", "short-keys", "softplus-knee", "unit-gates", "zeros", "subnormal")
+"""Profiles of which one window tells a formula from one that is right for ordinary numbers."""
 
 
 def directed(plan: Plan) -> Iterator[Operation]:
@@ -77,49 +82,55 @@ def directed(plan: Plan) -> Iterator[Operation]:
             yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
         for member in group:
             yield Free(request=member)
-    yield from _two_lives(plan, request, tag)
+    requests, tags = count(request), count(tag + 1)
+    yield from _two_lives(plan, requests, tags)
+    if plan.setup.slots > 3:
+        yield from _travels(plan, requests, tags)
+    yield from _extremes(plan, requests, tags)
+    yield from _tightened(plan, requests, tags)
 
 
-def _two_lives(plan: Plan, first: int, tag: int) -> Iterator[Operation]:
+def _two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
     """Two requests in used slots: one forks from the other, their steps cross, a batch idles.
 
     Their gates are ordinary: what slow ones would hide from a check of outputs shows here. Dead
     memory is finite: who writes where NaN was, from NaN, changes nothing that a frame could see.
     """
-    T, second = plan.setup.window, first + 1
-    alone, crossed, together = tag + 2, tag + 3, tag + 4
+    T, first = plan.setup.window, next(requests)
     idle = [Idle(rows=2)] if "idle" in plan.operations else []
-    yield Admit(request=first, tag=tag + 1, dead="garbage")
+    yield Admit(request=first, tag=next(tags), dead="garbage")
+    alone = next(tags)
     yield Verify(tag=alone, rows=(first,), lengths=(T,), profile=GATED)
     if plan.setup.slots <= 2:
         yield Commit(tag=alone, accepted=(1,))
+        yield Free(request=first)
         return
     yield Commit(tag=alone, accepted=(0,))
+    second = next(requests)
     if "fork" in plan.operations:
         yield Fork(request=second, source=first)
     else:
-        yield Admit(request=second, tag=tag + 2)
+        yield Admit(request=second, tag=alone)
+    crossed, together, last = next(tags), next(tags), next(tags)
     yield Verify(tag=crossed, rows=(first,), lengths=(T,), profile=GATED)
     yield Verify(tag=together, rows=(second,), lengths=(T,), profile=GATED)
     yield from idle
     yield Commit(tag=crossed, accepted=(1,))
     yield from idle
     yield Commit(tag=together, accepted=(T,))
-    yield Verify(tag=together + 1, rows=(second, first), lengths=(1, T), profile=GATED)
-    yield Commit(tag=together + 1, accepted=(0, T))
-    if plan.setup.slots > 3:
-        yield Free(request=first)
-        yield Free(request=second)
-        yield from _travels(plan, second + 1, together + 2)
+    yield Verify(tag=last, rows=(second, first), lengths=(1, T), profile=GATED)
+    yield Commit(tag=last, accepted=(0, T))
+    yield Free(request=first)
+    yield Free(request=second)
 
 
-def _travels(plan: Plan, first: int, tag: int) -> Iterator[Operation]:
+def _travels(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
     """Requests leave for host memory and come back, and end as prefixes from which others start.
 
     One leaves with records behind a ring that has turned, another when it is about to fold. In the
     slot that it left, and in the one where a prefix is hit, somebody else was before.
     """
-    T, requests, tags = plan.setup.window, count(first), count(tag)
+    T = plan.setup.window
 
     def steps(*rows: int, profile: str | None = GATED) -> Iterator[Operation]:
         window = next(tags)
@@ -172,3 +183,40 @@ def _turned(setup: Setup) -> list[list[tuple[int, int]]]:
         for flag in sorted(due)
     ]
     return [[(t.length, t.accepted) for t in run] for run in runs if run] or [[(setup.window, 1)]]
+
+
+def _extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """A request for each kind of number, since a large state would hide what the next one does.
+
+    The last one forgets all that it knew in one window and nothing from then on, until its ring has
+    been folded: each product with the fast gates underflows, and none between the slow ones.
+    """
+    T, full = plan.setup.window, 1 + plan.setup.ring // plan.setup.window
+    told: list[list[str | None]] = [*([name] for name in EXTREMES), [FAST, *[None] * full]]
+    for profiles in told:
+        request = next(requests)
+        yield Admit(request=request, tag=next(tags))
+        for profile in profiles:
+            window = next(tags)
+            yield Verify(tag=window, rows=(request,), lengths=(T,), profile=profile)
+            yield Commit(tag=window, accepted=(T,))
+        yield Free(request=request)
+
+
+def _tightened(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """Where a fold would be due, windows of one token are announced, for which there is room."""
+    setup, protocol = plan.setup, protocol_of(plan.setup)
+    run = reachable(setup.ring, setup.window, protocol).path(
+        lambda t: committed(protocol, t.before, t.accepted, setup.ring, 1) != t.after
+    )
+    if not run:
+        return
+    request = next(requests)
+    yield Admit(request=request, tag=next(tags))
+    bounds: list[int | None] = [*([None] * (len(run) - 1)), 1, 1]
+    steps = [*((step.length, step.accepted) for step in run), (1, 1)]
+    for (length, n), bound in zip(steps, bounds, strict=True):
+        window = next(tags)
+        yield Verify(tag=window, rows=(request,), lengths=(length,))
+        yield Commit(tag=window, accepted=(n,), bound=bound)
+    yield Free(request=request)

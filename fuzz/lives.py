@@ -108,13 +108,12 @@ class Lives(Differential):
     def _seat(self, seats: Sequence[Admit | Place]) -> NDArray[np.float32]:
         """Admit requests; returns their states [layer, row, HV, V, K]."""
         requests = [seat.request for seat in seats]
-        tags = [seat.tag for seat in seats]
+        key = np.array(requests), np.array([seat.tag for seat in seats]), self.iteration
         pasts = None
         with self._timed("payload"):
-            states = self.payload.states(np.array(requests), np.array(tags), self.iteration)
+            states = self.payload.states(*key)
             if self.setup.convolution:
-                each = zip(requests, tags, strict=True)
-                pasts = np.stack([self.payload.past(*at, self.iteration) for at in each], 1)
+                pasts = self.payload.pasts(*key)
 
         def admit(target: Any) -> None:
             if hasattr(target, "admit_all"):

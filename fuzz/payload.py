@@ -118,13 +118,18 @@ class Payload:
 
     def past(self, request: Request, tag: int, iteration: int = 0) -> Floats:
         """The last projections of a prefill, [layer, channel, W - 1], oldest first."""
+        return np.asarray(self.pasts(np.array([request]), np.array([tag]), iteration)[:, 0])
+
+    def pasts(self, requests: Ints, tags: Ints, iteration: int = 0) -> Floats:
+        """The same of many requests [row], each with its tag: [layer, row, channel, W - 1]."""
         setup, taps = self.setup, self.setup.convolution - 1
         lanes = _lanes(setup.channels, taps, Tensor.PAST)
+        tag, request = (_words(of)[:, None] for of in (tags, requests))
         words = philox4x32(
-            (lanes[0], lanes[1] | self._layers[:, None], _words(tag), _words(request)),
+            (lanes[0], lanes[1] | self._layers[:, None, None], tag, request),
             (self.seed, iteration),
-        )
-        words = words.reshape(setup.layers, setup.channels, -1)[..., :taps]
+        )  # [layer, row, block, 4]
+        words = words.reshape(setup.layers, len(requests), setup.channels, -1)[..., :taps]
         return rounded(unit(words), setup.dtypes.activation)
 
     def window(

@@ -171,6 +171,12 @@ def subnormal(bits: Bits, limits: Limits) -> Tokens:
     return tokens._replace(q=tokens.q * q, k=tokens.k * k, v=tokens.v * v)
 
 
+def short_keys(bits: Bits, limits: Limits) -> Tokens:
+    """|q| and |k| near 1e-3, the root of what their norms add lest they divide by zero."""
+    tokens = ordinary(bits, limits)
+    return tokens._replace(q=tokens.q * np.float32(2.0**-12), k=tokens.k * np.float32(2.0**-12))
+
+
 def large(bits: Bits, limits: Limits) -> Tokens:
     """Every token has its own power of two, up to what the dtypes hold."""
     tokens = ordinary(bits, limits)
@@ -196,7 +202,7 @@ def mixture(bits: Bits, limits: Limits) -> Tokens:
 
 
 MIXTURE: Final[Mapping[Callable[[Bits, Limits], Tokens], tuple[int, int]]] = {
-    # Of 32 tokens; the other 6 are ordinary. What erases a state or drowns it is kept rare.
+    # Of 32 tokens; the other 5 are ordinary. What erases a state or drowns it is kept rare.
     slow_decay: (0, 7),
     near_duplicate_keys: (7, 12),
     beta_edges: (12, 16),
@@ -206,6 +212,7 @@ MIXTURE: Final[Mapping[Callable[[Bits, Limits], Tokens], tuple[int, int]]] = {
     strong_gates: (22, 23),
     large: (23, 24),
     softplus_knee: (24, 26),
+    short_keys: (26, 27),
 }
 
 
@@ -259,6 +266,7 @@ PROFILES: Final[Mapping[str, Profile]] = {
     "near-duplicate-keys": Profile(near_duplicate_keys),
     "zeros": Profile(zeros, zero_state),
     "subnormal": Profile(subnormal, subnormal_state),
+    "short-keys": Profile(short_keys),
     "large": Profile(large, large_state),
     "mixture": Profile(mixture),
 }

@@ -268,4 +268,9 @@ def test_numbers_belong_to_their_tokens() -> None:
     assert np.array_equal(payload.past(0, 1), payload.past(0, 1))
     assert not np.array_equal(payload.past(0, 1), payload.past(0, 2))
     assert not np.array_equal(payload.past(0, 1), payload.past(1, 1))
+    many = payload.pasts(np.array([1, 0, 9]), np.array([1, 2, 1]))
+    assert all(
+        np.array_equal(many[:, row], payload.past(*key))
+        for row, key in enumerate([(1, 1), (0, 2), (9, 1)])
+    )
     assert Payload(Setup("ring", SETUP.geometry, 8, 2, 4), 7, "ordinary").parameters()[2] is None
