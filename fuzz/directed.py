@@ -192,7 +192,8 @@ def _extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
     been folded: each product with the fast gates underflows, and none between the slow ones.
     """
     T, full = plan.setup.window, 1 + plan.setup.ring // plan.setup.window
-    told: list[list[str | None]] = [*([name] for name in EXTREMES), [FAST, *[None] * full]]
+    told: list[list[str | None]] = [[name] for name in EXTREMES]
+    told.append([FAST, *[None] * full])
     for profiles in told:
         request = next(requests)
         yield Admit(request=request, tag=next(tags))
