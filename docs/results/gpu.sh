@@ -59,6 +59,7 @@ if [ "$DEVICE" = cuda ]; then
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
   QUOTAS=(--seconds "$MATRIX_SECONDS")
   SERVED=(--seconds "$POOL_SECONDS" --windows 160 --jobs 21)
+  FUZZED=(sglang-pool==0.5.18+graph --dtype bfloat16 --max-time 12)
 else
   CLOCK=(--dry-run)
   PRODUCTION=()
@@ -71,6 +72,7 @@ else
   SCRIPTS=()
   QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
   SERVED=(--device cpu --seconds 400 --windows 12 --jobs 1)
+  FUZZED=(sglang-pool==0.5.18 --dtype float16 --max-windows 20)
   POOL_SECONDS=400
 fi
 on=(--device "$DEVICE")
@@ -139,8 +141,12 @@ if wanted findings; then
     "$PYTHON" docs/findings/run.py "$OUT/findings.json" "${SCRIPTS[@]}"
 fi
 if [[ $PARTS == *" pool "* ]]; then
-  run pool $((POOL_SECONDS + 15)) "$PYTHON" docs/results/pool.py "$OUT/pool.json" \
-    0.5.16 0.5.18 0.5.23 "${SERVED[@]}" ${COMMIT:+--commit "$COMMIT"}
+  limit=$((POOL_SECONDS + 15))
+  run pool $limit "$PYTHON" docs/results/pool.py "$OUT/pool.json" \
+    0.5.16 0.5.18 0.5.23 "${SERVED[@]}" ${COMMIT:+--commit "$COMMIT"} &
+  run pool-fuzz $limit "${ringfold[@]}" fuzz "${FUZZED[@]}" "${on[@]}" --ring 16 --window 4 \
+    --geometry 1,2,32,32 --workers 2 --run-dir "$OUT/pool-fuzz" &
+  wait
 fi
 if [[ $PARTS == *" matrix "* ]]; then
   run matrix $((MATRIX_SECONDS + 40)) "$PYTHON" docs/results/matrix.py run "$OUT/matrix.json" \

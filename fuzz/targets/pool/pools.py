@@ -50,6 +50,7 @@ class Pools:
             shims.prepare()
         else:
             sys.meta_path.append(self.absent)
+        shims.leave_untuned()
         self.modules = {name: importlib.import_module(name) for name in FILES}
         if DEVICE == "cpu":
             shims.apply()

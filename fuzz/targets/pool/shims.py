@@ -1,4 +1,4 @@
-"""What it takes to import and run a release on a CPU: all from outside, no source edited.
+"""What it takes to import and run a release, most of it on a CPU: no source is edited.
 
 Each shim says what would fail without it.
 """
@@ -41,7 +41,8 @@ def prepare() -> None:
         fast_triton.standing_in([one for one in fast_triton.STAND_INS if one.fits()])
     )
     _boolean_masks()
-    _prefill_without_a_driver()
+    # A prefill's kernels are launched within the context of their tensors' GPU.
+    vars(torch.cpu)["device"] = lambda index: contextlib.nullcontext()
 
 
 def apply() -> None:
@@ -191,12 +192,14 @@ def _boolean_masks() -> None:
         setattr(InterpreterBuilder, name, call)
 
 
-def _prefill_without_a_driver() -> None:
-    """Prefill's kernels are tuned by timing them on a GPU, and launched within its context."""
+def leave_untuned() -> None:
+    """Launch what would be tuned in the first of its configurations.
+
+    A prefill's kernels are: dozens of each are compiled and timed, which takes a GPU, and minutes.
+    """
     from triton.runtime.autotuner import Autotuner
 
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.fn.run(*arguments, **{**named, **self.configs[0].all_kwargs()})
 
     Autotuner.run = run
-    vars(torch.cpu)["device"] = lambda index: contextlib.nullcontext()
