@@ -10,16 +10,14 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -27,14 +25,14 @@ from ringfold.fuzz import failures, lockstep
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.course import Budget, Course, Lot, Turns
 from ringfold.fuzz.legality import Class, classify, rank
-from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.shrink import Shrunk
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify, unroll
-from ringfold.fuzz.walk import Verdict, at_once, walk
+from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify
+from ringfold.fuzz.walk import Verdict, walk
 from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
+from ringfold.fuzz.workers import Workers
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.situations import reachable_situations
 
@@ -56,9 +54,6 @@ POLL_SECONDS: Final = 0.2
 REPORT: Final = "report.json"
 REPORT_SECONDS: Final = 5.0
 """How often the report so far is written."""
-
-
-Result = TypeVar("Result")
 
 
 class Walked(msgspec.Struct):
@@ -181,9 +176,6 @@ class Orders(NamedTuple):
     device: Device
     time_max: float | None
     clock: Clock
-    watch: Watch
-    gpus: tuple[str, ...] = ()
-    """As `CUDA_VISIBLE_DEVICES` names them: workers are dealt out to them."""
 
     def out_of_time(self) -> bool:
         """Whether the budget of time is spent, or somebody stopped the campaign."""
@@ -192,25 +184,12 @@ class Orders(NamedTuple):
 
 
 _orders: Orders
+_watch: Watch
 
 
-def _start_worker(orders: Orders) -> None:
-    global _orders  # noqa: PLW0603 - set once, when the process starts
-    _orders = orders
-    orders.watch.enlist()
-    if orders.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = orders.gpus[orders.watch.mine % len(orders.gpus)]
-    threading.Thread(target=_end_with_the_campaign, daemon=True).start()
-
-
-def _end_with_the_campaign() -> None:
-    """Leave when the campaign's process is gone: nobody would hear of what is walked after that.
-
-    A pool's workers hold both ends of its queues, so they do not notice by themselves.
-    """
-    if (campaign := multiprocessing.parent_process()) is not None:
-        campaign.join()
-        os._exit(1)
+def _start_worker(watch: Watch, orders: Orders) -> None:
+    global _orders, _watch
+    _orders, _watch = orders, watch
 
 
 @functools.cache
@@ -260,20 +239,24 @@ def _walk_lot(lot: Lot) -> list[Walked]:
         if lot.windows:
             _let_hypothesis_tell(lot, walk_next)
     finally:
-        _orders.watch.done()
+        _watch.done()
     return walked
 
 
 def _let_hypothesis_tell(lot: Lot, walk_next: Callable[[Trace], Verdict]) -> None:
     from ringfold.fuzz.machine import examine
 
+    def told(trace: Trace) -> Verdict:
+        _watch.tell(trace)  # nobody else has it
+        return walk_next(trace)
+
     out_of_time = _orders.out_of_time
-    examine(lot.plan, lot.seed, walk_next, windows_max=lot.windows, out_of_time=out_of_time)
+    examine(lot.plan, lot.seed, told, windows_max=lot.windows, out_of_time=out_of_time)
 
 
 def _post(configuration: int, number: int) -> bool:
     """Tell the parent that the next operation of this history begins; returns `out_of_time`."""
-    _orders.watch.begin(configuration, number)
+    _watch.begin(configuration, number)
     return _orders.out_of_time()
 
 
@@ -312,7 +295,6 @@ class Campaign:
 
         `hang_max`: seconds after which an operation is given up. `engine`: who tells histories.
         """
-        self.hang_max = hang_max
         self.plans, self.budget, self.shrink_max = plans, budget, shrink_max
         self.run_dir = run_dir or Path()
         self.report_path = run_dir / REPORT if run_dir else None
@@ -329,19 +311,16 @@ class Campaign:
                 Tally(plan.target, str(plan.setup), quota=plan.quota) for plan in plans
             ],
         )
-        context = multiprocessing.get_context("spawn")
-        self.clock = Clock(context)
-        self.watch = Watch(context, count)
+        self.clock = Clock(multiprocessing.get_context("spawn"))
         self.course: Course | Turns = (
             Course(plans, seed, budget.windows_max, device)
             if engine == "seeded"
             else Turns(plans, seed, budget.windows_max)
         )
-        self.orders = Orders(device, budget.time_max, self.clock, self.watch, visible)
-        # One thread of linear algebra a worker: the workers are the parallelism.
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(variable, "1")
-        self.pool = ProcessPoolExecutor(count, context, _start_worker, (self.orders,))
+        self.orders = Orders(device, budget.time_max, self.clock)
+        self.workers = Workers(
+            count, _start_worker, self.orders, hang_max=hang_max, visible=visible
+        )
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.firsts: dict[tuple[str, str, str], Trace] = {}
         self.flying: deque[tuple[Lot, Future[list[Walked]]]] = deque()
@@ -349,22 +328,21 @@ class Campaign:
     def run(self, on_progress: Callable[[Report, int, float], None]) -> Report:
         """Run to the end of the budget; `on_progress` hears (report, windows, seconds) often."""
         report = self.report
-        try:
-            with self.pool:
-                try:
-                    self._compile(on_progress)
-                    self._walk(on_progress)
-                    self._shrink_findings(on_progress)
-                except HangingError:
-                    pass
-                except KeyboardInterrupt:
-                    report.inconclusive.append("stopped by hand")
-                    self._stop()
-                except BaseException:
-                    self._stop_workers()
-                    raise
-        except BrokenProcessPool:
-            report.inconclusive.append(self._account_of_death())
+        with self.workers:
+            try:
+                self._compile(on_progress)
+                self._walk(on_progress)
+                self._shrink_findings(on_progress)
+            except HangingError as hanging:
+                self._hangs(hanging.hang)
+            except BrokenProcessPool:
+                report.inconclusive.append(self._account_of_death())
+            except KeyboardInterrupt:
+                report.inconclusive.append("stopped by hand")
+                self._stop()
+            except BaseException:
+                self._stop_workers()
+                raise
         self._conclude()
         self._write()
         return report
@@ -381,12 +359,12 @@ class Campaign:
             # In turns, so that no worker has yet to start, and to find the device, when it matters.
             count = max(len(self.plans), self.report.workers)
             plans = list(islice(cycle(self.plans), count))
-        futures = [self._submit(_warm_up, plan) for plan in plans]
+        futures = [self.workers.submit(_warm_up, plan) for plan in plans]
         for plan, future in zip(plans, futures, strict=True):
             while not future.done() and not self.orders.out_of_time():
                 self._pause(future, on_progress)
             if not future.done():
-                self.pool.shutdown(wait=False, cancel_futures=True)
+                self.workers.pool.shutdown(wait=False, cancel_futures=True)
                 return
             identity, seconds = future.result()
             self.report.identities[plan.target] = identity
@@ -401,7 +379,7 @@ class Campaign:
                 self.telling += time.perf_counter() - start
                 if lot is None:
                     break
-                self.flying.append((lot, self._submit(_walk_lot, lot)))
+                self.flying.append((lot, self.workers.submit(_walk_lot, lot)))
             if not self.flying:
                 return
             _, future = self.flying[0]
@@ -411,17 +389,6 @@ class Campaign:
             self._land()
             if time.monotonic() - self.written > REPORT_SECONDS:
                 self._write()
-
-    def _submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have a worker do it. A worker that starts for it is deaf to Ctrl-C.
-
-        A terminal sends that to every process; the parent decides what it means.
-        """
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return self.pool.submit(work, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _idle(self) -> bool:
         """Whether another lot should start; those that wait to be added up are done."""
@@ -444,7 +411,7 @@ class Campaign:
         """Wait until each has returned what it has; whoever presses Ctrl-C again does not wait."""
         self.clock.stop()
         try:
-            self.pool.shutdown(cancel_futures=True)
+            self.workers.pool.shutdown(cancel_futures=True)
         except KeyboardInterrupt:
             for worker in multiprocessing.active_children():
                 worker.kill()
@@ -469,12 +436,11 @@ class Campaign:
                     self._add(walked)
             elif len(suspects) < self.report.workers:
                 suspects.append(lot)
-        paths = [
-            failures.write_suspect(trace, self.run_dir) for lot in suspects for trace in lot.traces
-        ]
+        watch = self.workers.watch
+        listed = [trace for lot in suspects for trace in lot.traces]
+        told = [trace for trace in map(watch.told, watch.walking()) if trace is not None]
+        paths = [failures.write_suspect(trace, self.run_dir) for trace in listed or told]
         if not paths:
-            if suspects:
-                return "a worker process died while Hypothesis told it histories: nothing is kept"
             return (
                 "a worker process died, but not while it walked a history: "
                 "it was building the target, or shrinking what it found"
@@ -492,23 +458,22 @@ class Campaign:
             future.exception(timeout=POLL_SECONDS)
         except TimeoutError:
             on_progress(self.report, self.clock.windows.value, self.clock.elapsed())
-        if (hang := self.watch.hanging(self.hang_max)) is not None:
-            os.kill(hang.worker, signal.SIGKILL)  # then the pool ends all the others
-            self._hangs(hang)
-            raise HangingError
+        self.workers.look()
 
     def _hangs(self, hang: Hang) -> None:
         """Keep what others returned, and the history that does not end as a finding."""
+        trace = self.workers.watch.told(hang.worker)
         for lot, future in self.flying:
             if future.done() and future.exception() is None:
                 for walked in future.result():
                     self._add(walked)
             elif lot.configuration == hang.configuration and hang.number in lot.numbers:
                 trace = lot.traces[hang.number - lot.first]
-                mismatch = _hanging(trace, hang, self.hang_max)
-                verdict = Verdict(mismatches=[mismatch], complete=False)
-                failure = failures.as_failure(trace, [mismatch], {})
-                self._add(Walked(lot.configuration, hang.number, verdict, failure))
+        if trace is not None:
+            mismatch = hang.mismatch(trace, self.workers.hang_max)
+            verdict = Verdict(mismatches=[mismatch], complete=False)
+            failure = failures.as_failure(trace, [mismatch], {})
+            self._add(Walked(hang.configuration, hang.number, verdict, failure))
         self.report.inconclusive.append(
             "a target does not come back, so its worker was killed and the run ended there"
         )
@@ -568,7 +533,7 @@ class Campaign:
             return
         self._write()
         futures = {
-            key: self._submit(_shrink, failure, self.shrink_max)
+            key: self.workers.submit(_shrink, failure, self.shrink_max)
             for key, failure in self.firsts.items()
             if not self.findings[key].flaky
         }
@@ -625,27 +590,6 @@ class Campaign:
             report.inconclusive.append(
                 "a failure did not repeat: the target's results depend on more than its inputs"
             )
-
-
-def _hanging(trace: Trace, hang: Hang, seconds: float) -> Mismatch:
-    """What is said of the operation that a worker did not come back from."""
-    done, steps = 0, 0
-    kind, iteration = "open", 0
-    for batch, turn in islice(at_once(unroll(trace.operations)), hang.operation + 1):
-        iteration = turn
-        steps += kind in ("commit", "decode", "idle")
-        kind = type(batch[0]).__name__.lower()
-        done += len(batch)
-    return Mismatch(
-        check="crash",
-        symptom="the target hangs",
-        operation=max(0, done - 1),
-        kind=kind,
-        iteration=iteration,
-        step=steps,
-        expected=f"an answer within {seconds:g} s",
-        got="none",
-    )
 
 
 def cores() -> int:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays, failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import POLL_SECONDS, REPORT, Clock, cores
+from ringfold.fuzz.campaign import POLL_SECONDS, REPORT, Clock, cores, gpus
 from ringfold.fuzz.frame import Dead, Region, index
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.shrink import Written
@@ -529,7 +529,13 @@ class _Exploration:
         )
         self.clock = Clock(multiprocessing.get_context("spawn"))
         self.workers = Workers(
-            count, _start_worker, plan, self.clock, seconds_max, hang_max=hang_max
+            count,
+            _start_worker,
+            plan,
+            self.clock,
+            seconds_max,
+            hang_max=hang_max,
+            visible=gpus() if plan.device == "cuda" else (),
         )
         self.pending: set[Future[Any]] = set()
         self.failing: list[tuple[Trace, Symptom]] = []

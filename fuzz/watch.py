@@ -110,6 +110,6 @@ class Watch:
 class HangingError(Exception):
     """The parent gave a worker up, and killed it."""
 
-    def __init__(self, hang: Hang = Hang(0, 0, 0, 0)) -> None:  # noqa: B008 - immutable
+    def __init__(self, hang: Hang) -> None:
         super().__init__("a worker does not come back")
         self.hang = hang

@@ -26,8 +26,12 @@ class Workers:
         start: Callable[..., None],
         *arguments: Any,
         hang_max: float = HANG_SECONDS,
+        visible: tuple[str, ...] = (),
     ) -> None:
-        """`hang_max`: seconds after which an operation is given up."""
+        """`hang_max`: seconds after which an operation is given up.
+
+        `visible`: GPUs, as `CUDA_VISIBLE_DEVICES` names them; workers are dealt out to them.
+        """
         # One thread of linear algebra a worker: the workers are the parallelism.
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(variable, "1")
@@ -35,7 +39,8 @@ class Workers:
         self.hang_max = hang_max
         self.folder = tempfile.TemporaryDirectory(prefix="ringfold-")
         self.watch = Watch(context, count, Path(self.folder.name))
-        self.pool = ProcessPoolExecutor(count, context, _start, (self.watch, start, arguments))
+        about = (self.watch, visible, start, arguments)
+        self.pool = ProcessPoolExecutor(count, context, _start, about)
 
     def __enter__(self) -> Self:
         return self
@@ -65,8 +70,15 @@ class Workers:
             raise HangingError(hang)
 
 
-def _start(watch: Watch, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _start(
+    watch: Watch,
+    visible: tuple[str, ...],
+    start: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
     watch.enlist()
+    if visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[watch.mine % len(visible)]
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     start(watch, *arguments)
 

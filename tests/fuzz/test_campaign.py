@@ -25,8 +25,7 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import Campaign, Clock, Orders, Report, gpus
-from ringfold.fuzz.campaign import _start_worker as start_worker
+from ringfold.fuzz.campaign import Campaign, Report, gpus
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
@@ -34,6 +33,7 @@ from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Verify, load
 from ringfold.fuzz.watch import Watch
+from ringfold.fuzz.workers import _start as start_worker
 
 BUG = "sim:fold-reads-from-row-zero"
 SECONDS_MAX = 60.0
@@ -249,6 +249,26 @@ def test_a_target_that_hangs_is_given_up(
     assert any("does not come back" in reason for reason in report.inconclusive)
 
 
+@pytest.mark.parametrize(("ill", "kept"), [("Hangs", "crash-*"), ("Dies", "worker-died-*")])
+def test_what_hypothesis_told_is_kept(
+    ill: str, kept: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a target does not come back from it: nobody else knows the history."""
+    monkeypatch.syspath_prepend(str(mine))
+    name = f"mine:{ill}"
+    made = plans(resolve(name), "cpu", name=name)[:1]
+    told = Campaign(
+        made, "cpu", 1, Budget(500, None), tmp_path, 1, hang_max=HANG_SECONDS, engine="hypothesis"
+    )
+
+    report = told.run(quiet)
+
+    (path,) = tmp_path.glob(f"failures/{kept}/trace.json")
+    assert load(path).operations
+    assert len(report.findings) == (ill == "Hangs")
+    assert any("does not come back" in why or str(path) in why for why in report.inconclusive)
+
+
 def test_every_failure_is_counted_and_a_few_of_a_kind_are_kept(tmp_path: Path) -> None:
     """With traces that load, and a line that replays them to the same mismatch."""
     name = "sim:flush-one-window-late"
@@ -330,11 +350,10 @@ def test_workers_are_dealt_out_to_the_gpus(
     pytest.importorskip("torch")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     context = multiprocessing.get_context("spawn")
-    watch, clock = Watch(context, 3), Clock(context)
-    orders = Orders("cuda", None, clock, watch, gpus())
+    watch, visible = Watch(context, 3), gpus()
     seen = []
     for _ in range(3):
-        start_worker(orders)
+        start_worker(watch, visible, lambda watch: None, ())
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
 
     assert seen == dealt
@@ -400,7 +419,7 @@ def test_a_worker_that_dies(mine: Path, tmp_path: Path) -> None:
         process = command(mine, "replay", str(suspect))
         process.communicate(timeout=SECONDS_MAX)
         codes.append(process.returncode)
-    assert 9 in codes
+    assert 1 in codes  # it died again, which a replay survives
     assert (tmp_path / "report.json").exists()
 
 
