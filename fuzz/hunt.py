@@ -115,10 +115,14 @@ def plans(
 def plans_with_twin(
     target: Target, device: Device = "cpu", *, name: str = "", **options: Any
 ) -> list[Plan]:
-    """The same, and one for the target's twin, whose outputs and snapshots nobody else looks at."""
+    """The same, and one for the target's twin, whose outputs and snapshots nobody else looks at.
+
+    A server's twin is the same server, with a snapshot kept for each token: it is left out.
+    """
     made = plans(target, device, name=name, **options)
     name = f"{name or target.name}{TWIN}"
-    if target.dialect.bitwise_fold and (twin := target.twin()) is not None:
+    twin = target.twin() if target.dialect.bitwise_fold else None
+    if twin is not None and not getattr(twin, "lockstep", False):
         with contextlib.suppress(SetupError):  # the twin refuses what is asked for
             alike = plans(twin, device, name=name, **options)
             # The second has more than one head of either kind, and K is not V.
