@@ -24,6 +24,7 @@ from ringfold.oracle.gdn import Tokens
 from ringfold.sim import dialects, recurrence
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Ints, MachineError, as_hardware_does
+from ringfold.sim.precision import rounded
 from ringfold.sim.recurrence import Array
 from ringfold.sim.ring import Mask, Ring, transposed
 
@@ -86,9 +87,17 @@ class DecodeRing(Ring):
             d, k, g = (self.records(name, slots[waits], at, live) for name in ("d", "k", "g"))
             d = transposed(d * self.history_decay(g)[..., None])
             faded = np.exp(g.sum(-1))[..., None, None] * state[:, waits]
-            operand = self.arithmetic.operand
-            state[:, waits] = faded + operand(d) @ self.shared(operand(k))
+            state[:, waits] = faded + self.operand(d) @ self.shared(self.operand(k))
         return state
+
+    def operand(self, values: Array) -> Array:
+        """What the product of deltas and keys takes of either: the activations' dtype of it.
+
+        So the released kernel keeps tensor cores busy; how exactly records are kept is lost here.
+        """
+        if self.arithmetic.emulates:
+            values = rounded(values, self.setup.dtypes.activation)
+        return self.arithmetic.operand(values)
 
     def fold(self, slots: Ints, cursors: Cursors) -> None:
         """Store what checkpoint and records make, no token added."""

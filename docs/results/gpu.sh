@@ -44,7 +44,8 @@ ringfold=("$PYTHON" -m ringfold)
 pytest=("$PYTHON" -m pytest -q --device "$DEVICE" -p no:cacheprovider)
 
 PEERS=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.23 triton)
-DRIFTING=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.18 sglang==0.5.23 triton)
+DRIFTING=(sglang-snapshots==0.5.23 sglang==0.5.16 sglang==0.5.18 sglang==0.5.23 triton
+  sglang-decode==0.5.23 sglang-packed==0.5.23)
 TESTS=(tests/kernels --ignore tests/kernels/test_layouts.py --ignore tests/kernels/test_graph.py)
 SHORT=(tests/kernels/test_ring.py -x -k "history_agrees or padding_row or slot_stride")
 if [ "$DEVICE" = cuda ]; then

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold import __version__
+from ringfold.fuzz.checks import eps
 from ringfold.fuzz.payload import packed, tokens_of
 from ringfold.fuzz.target import (
     IEEE,
@@ -55,8 +56,6 @@ class SimulatedTarget:
         self.kind = machine
         self.dialect = machine.dialect
         self.precision = TF32 if issubclass(machine, Ring) else IEEE
-        if issubclass(machine, DecodeRing):  # it stores the state that its output came from
-            self.precision = Precision(TF32.dot, TF32.dot)
         if not self.dialect.verifies:
             self.operations = self.operations - {"verify", "commit", "idle"}
 
@@ -74,6 +73,9 @@ class SimulatedTarget:
         self.saved: dict[Request, tuple[Saved, Any]] = {}
         self.prefixes: dict[int, int] = {}
         self.slots = Slots(setup.slots)
+        if issubclass(self.kind, DecodeRing):  # it stores the state that its output came from
+            dot = max(TF32.dot, eps(setup.dtypes.activation))
+            self.precision = Precision(dot, dot)
         self.machine = self.kind(
             msgspec.structs.replace(setup, dialect=self.dialect.name),
             parameters.A_log,
