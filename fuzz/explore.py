@@ -17,7 +17,7 @@ import functools
 import itertools
 import multiprocessing
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -105,6 +105,8 @@ class Explored(msgspec.Struct):
     """From the first window after that on, until the last."""
     rate: float = 0.0
     """Row-windows a second, over these."""
+    spent: dict[str, float] = {}
+    """Seconds of all workers together, by what they went into."""
     inconclusive: list[str] = []
 
 
@@ -116,6 +118,7 @@ class Walked(msgspec.Struct):
     failing: list[tuple[Trace, Symptom]] = []
     """A history that shows it, and why it fails."""
     largest: dict[str, float] = {}
+    spent: dict[str, float] = {}
 
 
 class Plan(NamedTuple):
@@ -267,6 +270,7 @@ class Walker:
         trace = history(plan, together)
         verdict = self._walk(trace, self.on_windows)
         walked.windows += verdict.windows
+        walked.spent = dict(Counter(walked.spent) + Counter(verdict.seconds))
         if not verdict.mismatches:
             a_step = 2 if DIALECTS[plan.setup.dialect].verifies else 1
             steps = (verdict.operations - len(together)) // a_step
@@ -609,6 +613,8 @@ class _Exploration:
                 report.failing = len(self.failing)
                 for check, ratio in result.largest.items():
                     report.largest[check] = max(report.largest.get(check, 0.0), ratio)
+                spent = Counter(report.spent) + Counter(result.spent)
+                report.spent = {part: round(s, 3) for part, s in sorted(spent.items())}
                 report.seconds = round(self.clock.elapsed(), 3)
             case CursorsWalked():
                 report.cursor_inputs, report.cursor_inputs_wrong = result.inputs, result.wrong

@@ -106,6 +106,8 @@ def _show_explored(report: Explored) -> None:
         out.print()
     for reason in report.inconclusive:
         out.print(f"inconclusive: {reason}", markup=False)
+    spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.spent.items())
+    out.print(f"Time of {report.workers} workers: {spent}.", markup=False)
     largest = ", ".join(f"{check} {ratio:.3g}" for check, ratio in report.largest.items())
     out.print(f"Largest error / allowed: {largest or 'nothing was compared'}.", markup=False)
     out.print(
@@ -113,7 +115,7 @@ def _show_explored(report: Explored) -> None:
         f"{report.covered} of {report.transitions} transitions (coverage {report.coverage:.3g}), "
         f"{report.failing} of them fail; {report.cursor_inputs} cursor inputs, "
         f"{report.cursor_inputs_wrong} wrong; {report.windows} row-windows in "
-        f"{report.seconds:.0f} s ({report.rate:.0f} a second), {report.workers} workers, "
-        f"which took {report.compile_seconds:.0f} s to start and compile.",
+        f"{report.seconds:.0f} s ({report.rate:.0f} a second), after "
+        f"{report.compile_seconds:.0f} s to start and compile.",
         markup=False,
     )
