@@ -37,7 +37,7 @@ def stamped(value: Any) -> dict[str, Any]:
 def machine() -> dict[str, str]:
     """What there is to know. Asked once a process, so that the date is that of the first result."""
     known = {
-        "command": shlex.join(["ringfold", *sys.argv[1:]]),
+        "command": command(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "ringfold": __version__,
         "commit": commit(Path(__file__)) or "unknown",
@@ -53,6 +53,13 @@ def machine() -> dict[str, str]:
     if gpu := asked("nvidia-smi", *query).partition("\n")[0]:
         known["gpu"], _, known["driver"] = (part.strip() for part in gpu.rpartition(","))
     return known
+
+
+def command() -> str:
+    """What was typed, whichever way ringfold was started; or a script's own name."""
+    program = Path(sys.argv[0])
+    ours = program.name == "ringfold" or program.parts[-2:] == ("ringfold", "__main__.py")
+    return shlex.join([*(["ringfold"] if ours else ["python", program.name]), *sys.argv[1:]])
 
 
 def commit(file: Path) -> str:

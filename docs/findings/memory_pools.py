@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringfold.fuzz.provenance import machine
 from ringfold.fuzz.targets import environments
 from ringfold.sim.memory import LAYOUTS, Layout, Pool, account, kept
 from ringfold.sim.setup import Geometry
@@ -139,7 +140,8 @@ def text(releases: dict[str, dict[str, Any]]) -> str:
         f'{json.dumps(name)}: {{"charged": {json.dumps(of["charged"])}, "pools": {lines(of["pools"])}}}'
         for name, of in releases.items()
     )
-    return f'{{"pools": {lines(POOLS)},\n"releases": {{\n{found}\n}}}}\n'
+    made = json.dumps(machine())
+    return f'{{"machine": {made},\n"pools": {lines(POOLS)},\n"releases": {{\n{found}\n}}}}\n'
 
 
 def main() -> None:
