@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 
 from ringfold.fuzz import provenance
-from ringfold.fuzz.campaign import Campaign, Finding, Report, Tally
+from ringfold.fuzz.campaign import Campaign, Finding, Report, Tally, gpus
 from ringfold.fuzz.configurations import configurations
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.frame import Dead
@@ -197,7 +197,7 @@ def run(options: argparse.Namespace) -> int:
     def save(report: Report) -> dict[str, Any]:
         result = {
             "machine": provenance.machine() | _asked_for(options.commit),
-            "gpus": len(campaign.orders.gpus),
+            "gpus": len(gpus()) if options.device == "cuda" else 0,
             "options": {name: getattr(options, name) for name in ("each", "in_all", "server")},
             "seconds": round(time.monotonic() - started, 1),
             "workers": report.workers,
