@@ -204,6 +204,30 @@ def serve(job: Job) -> None:
     printed.flush()
 
 
+def show(told: list[dict[str, Any]]) -> None:
+    """Print a line for each release and way of stepping (the table of docs/integration.md)."""
+    kinds = dict.fromkeys((one["target"], one["steps"]) for one in told if "steps" in one)
+    for target, steps in kinds:
+        every = [one for one in told if (one["target"], one.get("steps")) == (target, steps)]
+        total = Counter[str]()
+        largest: dict[str, float] = {}
+        for one in every:
+            total["row-windows"] += one["windows"]
+            total["replays"] += one["replays"].get("verify", 0)
+            total["folds"] += one["situations"].get("fold", 0)
+            total["bits"] += one["compared"].get("exactness", 0)
+            total["known"] += len(one["known"])
+            total["mismatches"] += len(one["mismatches"])
+            largest |= {k: max(v, largest.get(k, 0.0)) for k, v in one["largest"].items()}
+        rounded = {name: round(value, 2) for name, value in largest.items()}
+        print(target, steps, dict(total), rounded)
+    for one in told:
+        if "steps" in one and not one["complete"]:
+            print(
+                "short:", one["target"], one["geometry"], one["dtype"], one["steps"], one["windows"]
+            )
+
+
 def main() -> int:
     """Run all jobs, the longest first."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -238,6 +262,7 @@ def main() -> int:
     made = provenance.machine() | {"command": asked}
     made |= {"commit": given.commit} if given.commit else {}
     write_json(given.out, {"machine": made, "identities": identities, "results": told})
+    show(told)
     if any(bool(r.get("mismatches")) != ("trace" in r) or "error" in r for r in told):
         return 1
     return 0 if all(result.get("complete", True) for result in told) else 3

@@ -125,13 +125,15 @@ def add() -> Environment:
 def interpreter(device: Device = "cpu") -> Path | None:
     """The Python that imports releases for this device: the user's, or that of what was built."""
     if own := os.environ.get(OWN):
-        return Path(own)
+        return Path(own) if Path(own).is_file() else None
     built = find() if device == "cpu" else None
     return built.python if built else None
 
 
 def lacking(release: str, device: Device = "cpu") -> str:
     """What to do where there is no `interpreter`."""
+    if own := os.environ.get(OWN):
+        return f"{OWN} names {own}, and there is no such file: set it to a Python, or unset it"
     if device == "cpu":
         return f"there is no environment to import {release} in: type `{REMEDY}`"
     return (

@@ -278,16 +278,18 @@ def _sglang(name: str, device: Device) -> Target:
 
 
 def _pool(name: str, device: Device) -> Target:
-    plain = name.removesuffix(TRACKS).removesuffix(GRAPH)
+    tracks, graphs = name.endswith(TRACKS), name.endswith(GRAPH)
+    plain = name.removesuffix(TRACKS if tracks else GRAPH)
     which = _parts(plain)[1]
-    if name.endswith(GRAPH) and device == "cpu":
+    if plain.endswith((TRACKS, GRAPH)):
+        raise UnknownTargetError(f"target {name!r}: a commit that tracks is not captured; name one")
+    if graphs and device == "cpu":
         raise MissingTargetError(f"target {name!r} needs --device cuda: there are no graphs here")
     python = environments.interpreter(device)
     if python is None:
         raise MissingTargetError(f"target {name!r}: {environments.lacking(plain, device)}")
     from ringfold.fuzz.targets.pool.target import pool_of
 
-    tracks, graphs = name.endswith(TRACKS), name.endswith(GRAPH)
     try:
         release = f"sglang{which}" if which else environments.installed(python)
         return pool_of(release, name, device, tracks=tracks, graphs=graphs)

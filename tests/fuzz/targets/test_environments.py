@@ -193,10 +193,13 @@ class TestAPythonOfTheUsers:
         assert environments.interpreter() == built.python
         assert environments.interpreter("cuda") is None
 
-        monkeypatch.setenv("RINGFOLD_POOL_PYTHON", "/opt/sglang/bin/python")
-
+        monkeypatch.setenv("RINGFOLD_POOL_PYTHON", sys.executable)
         for device in ("cpu", "cuda"):
-            assert environments.interpreter(device) == Path("/opt/sglang/bin/python")
+            assert environments.interpreter(device) == Path(sys.executable)
+
+        monkeypatch.setenv("RINGFOLD_POOL_PYTHON", "/opt/nobody/bin/python")
+        assert environments.interpreter() is None
+        assert "names /opt/nobody/bin/python, and there" in environments.lacking("sglang==0.5.16")
 
     def test_its_own_release_is_found_and_not_imported(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

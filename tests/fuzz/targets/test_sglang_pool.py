@@ -23,7 +23,7 @@ from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import RefusedError
 from ringfold.fuzz.targets import environments, registry, wheels
-from ringfold.fuzz.targets.registry import MissingTargetError
+from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
@@ -195,6 +195,8 @@ def test_without_its_environment_it_says_what_to_type(
         registry.resolve("sglang-pool==0.5.16", "cuda")
     with pytest.raises(MissingTargetError, match="needs --device cuda: there are no graphs here"):
         registry.resolve("sglang-pool==0.5.16+graph")
+    with pytest.raises(UnknownTargetError, match="a commit that tracks is not captured"):
+        registry.resolve("sglang-pool==0.5.16+graph+tracks")
     monkeypatch.setenv("RINGFOLD_POOL_PYTHON", sys.executable)
     with pytest.raises(MissingTargetError, match=r"type `ringfold targets add sglang==0\.5\.16`"):
         registry.resolve("sglang-pool==0.5.16", "cuda")
