@@ -40,6 +40,7 @@ from ringfold.fuzz.trace import (
 from ringfold.fuzz.truth import Window
 from ringfold.sim.situations import SITUATIONS, Step
 
+
 class Verdict(msgspec.Struct):
     """What a walk found and what it did."""
 
