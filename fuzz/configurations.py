@@ -81,9 +81,9 @@ def configurations(
     """Setups to run, the plainest first.
 
     `dialect` is the target's, `device` decides the values to combine, and `geometry`, `ring`,
-    `window`, `dtype` and `layers` fix what the caller wants fixed. `bfloat16` says whether the target
-    computes it on the CPU, as the simulator does, and `refuses` why it can't run a setup, which is
-    then left out (empty if it can).
+    `window`, `dtype` and `layers` fix what the caller wants fixed. `bfloat16` says whether the
+    target computes it on the CPU, as the simulator does, and `refuses` why it can't run a setup,
+    which is then left out (empty if it can).
 
     Raises:
         SetupError: what is fixed can't be combined, such as a ring under two windows, or the target

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ringfold.fuzz.checks import eps
 from ringfold.fuzz.frame import Region
