@@ -130,6 +130,11 @@ def drift(
     """Walk protocols at many precisions through long texts; compare state, outputs and words."""
     plots.require(plot)
     on, defaults = device_of(device), Study()
+    if on == "cuda" and not targets:
+        raise typer.BadParameter(
+            "machines of the simulator run on the CPU: name a target, such as triton",
+            param_hint="--device",
+        )
     study = Study(
         geometry=Geometry(heads, value_heads, k, v),
         window=window,
@@ -158,7 +163,8 @@ def drift(
             except RefusedError as error:
                 refused[str(case)] = str(error)
     if not walkers and known.keys().isdisjoint(cases):
-        raise MissingTargetError(f"nothing to walk: {'; '.join(map(': '.join, refused.items()))}")
+        why = "; ".join(dict.fromkeys(refused.values()))
+        raise MissingTargetError(f"nothing to walk, {', '.join(targets or [])} can't: {why}")
     reused = [one for file in saved for one in (*file.reused, file.machine)]
 
     def report(bounds: list[Bound], tracks: list[Track]) -> Report:
@@ -237,8 +243,9 @@ def _show(report: Report) -> None:
             f"{one.flipped}/{one.texts}",
         )
     print_table(table)
-    for left_out, why in report.refused.items():
-        out.print(f"left out: {left_out}: {why}", markup=False)
+    for why in dict.fromkeys(report.refused.values()):
+        left_out = ", ".join(case for case, reason in report.refused.items() if reason == why)
+        out.print(f"\nleft out: {left_out}: {why}", markup=False)
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
         f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "

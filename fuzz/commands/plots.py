@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 2**30
+SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def require(path: Path | None) -> None:
@@ -25,6 +26,10 @@ def require(path: Path | None) -> None:
     if find_spec("matplotlib") is None:
         raise typer.BadParameter(
             "needs matplotlib: pip install 'ringfold[plots]'", param_hint="--plot"
+        )
+    if path.suffix not in SUFFIXES:
+        raise typer.BadParameter(
+            f"{path} is none of {', '.join(SUFFIXES)}: name one of these", param_hint="--plot"
         )
     if not path.parent.is_dir():
         raise typer.BadParameter(

@@ -111,6 +111,7 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
         ("nobody", "target 'nobody' is unknown"),
         ("--reuse none.json", "none.json is not what --save writes"),
         ("--plot /nowhere/a.png", "is not a folder"),
+        ("--plot a.xyz", "a.xyz is none of .png, .svg, .pdf"),
     ],
 )
 def test_what_it_can_not_study_is_a_usage_error(arguments: str, message: str) -> None:
