@@ -83,15 +83,15 @@ def directed(plan: Plan) -> Iterator[Operation]:
         for member in group:
             yield Free(request=member)
     requests, tags = count(request), count(tag + 1)
-    yield from _two_lives(plan, requests, tags)
+    yield from two_lives(plan, requests, tags)
     if plan.setup.slots > 3:
         yield from _travels(plan, requests, tags)
     yield from _extremes(plan, requests, tags)
     yield from _tightened(plan, requests, tags)
 
 
-def _two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
-    """Two requests in used slots: one forks from the other, their steps cross, a batch idles.
+def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """Two requests, be it in used slots: one forks from the other, steps cross, a batch idles.
 
     Their gates are ordinary: what slow ones would hide from a check of outputs shows here. Dead
     memory is finite: who writes where NaN was, from NaN, changes nothing that a frame could see.

@@ -1,5 +1,8 @@
 """Histories: a directed one that visits every situation of a setup, and random ones.
 
+Where there is no directed one, the first random one begins with its part that layers and heads
+matter to: two requests that share a state and cross their steps.
+
 A history is a function of (setup, seed, number) and of what earlier histories visited, where it is
 told (see `fuzz.steering`). It looks at the protocol's cursors, never at the target, so its windows
 are counted before it is walked.
@@ -9,11 +12,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import count
 from typing import Final, get_args
 
 import msgspec
 
-from ringfold.fuzz.directed import SLOW, directed
+from ringfold.fuzz.directed import SLOW, directed, two_lives
 from ringfold.fuzz.draws import Draw, Seeded
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.lockstep import in_lockstep
@@ -59,7 +63,9 @@ def history(
     if first:
         story.tell(within(tuple(directed(plan)), windows_max))
     else:
-        if peaks is not None and (old := peaks.resumed(draw)) is not None:
+        if number == DIRECTED and "verify" in plan.operations:
+            story.tell(within(tuple(two_lives(plan, count(), count(1))), windows_max))
+        elif peaks is not None and (old := peaks.resumed(draw)) is not None:
             payload = old.payload
             story.tell(within(_cut(draw, old.operations), windows_max))
         _at_random(story)
