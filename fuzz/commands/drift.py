@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -16,7 +17,7 @@ from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress
 from ringfold.fuzz.drifting import TargetWalker, cases_on
 from ringfold.fuzz.failures import write_text
 from ringfold.fuzz.provenance import stamped
-from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets.registry import MissingTargetError, resolve
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.drift import (
@@ -151,27 +152,17 @@ def drift(
     saved = [_read(path, study) for path in reuse or []]
     known = {track.case: track for one in saved for track in one.tracks if track.points}
     text, started = Text(study), time.monotonic()
-    cases, identities, refused = cases_of(dialects, *swept), {}, {}
-    walkers = [Walker(case, text) for case in cases if case not in known]
-    for name in targets or []:
-        identities[name] = dict(resolve(name, on).identity())
-        for case in cases_on(resolve(name, on), *swept):
-            cases.append(case)
-            try:
-                if case not in known:
-                    walkers.append(TargetWalker(resolve(name, on), case, text))
-            except RefusedError as error:
-                refused[str(case)] = str(error)
-    if not walkers and known.keys().isdisjoint(cases):
-        why = "; ".join(dict.fromkeys(refused.values()))
+    there = _opened(text, dialects, targets or [], on, swept, known)
+    if not there.walkers and known.keys().isdisjoint(there.cases):
+        why = "; ".join(dict.fromkeys(there.refused.values()))
         raise MissingTargetError(f"nothing to walk, {', '.join(targets or [])} can't: {why}")
     reused = [one for file in saved for one in (*file.reused, file.machine)]
 
     def report(bounds: list[Bound], tracks: list[Track]) -> Report:
         seconds = round(time.monotonic() - started, 1)
-        there = known | {track.case: track for track in tracks}
-        shown = [there[case] for case in cases if case in there]
-        found = Report(seconds, study, bounds, shown, identities, refused, reused)
+        seen = known | {track.case: track for track in tracks}
+        shown = [seen[case] for case in there.cases if case in seen]
+        found = Report(seconds, study, bounds, shown, there.identities, there.refused, reused)
         if save is not None:
             write_text(save, msgspec.json.encode(stamped(found)).decode() + "\n")
         return found
@@ -182,10 +173,46 @@ def drift(
         def at_step(position: int, case: Case) -> None:
             display.update(task, description=f"{position:,} of {tokens:,} tokens: {case}")
 
-        found = report(*(run(text, walkers, report, at_step) if walkers else (saved[0].bounds, [])))
+        if there.walkers:
+            found = report(*run(text, there.walkers, report, at_step))
+        else:
+            found = report(saved[0].bounds, [])
     if plot is not None:
         plots.drift(plot, found.study, found.bounds, found.tracks)
     print_json(found) if as_json else _show(found)
+
+
+class Opened(NamedTuple):
+    """What there is to walk."""
+
+    cases: list[Case]
+    """In the order in which they are shown, those that are known or refused among them."""
+    walkers: list[Walker]
+    identities: dict[str, dict[str, str]]
+    refused: dict[str, str]
+
+
+def _opened(
+    text: Text,
+    dialects: list[str],
+    targets: list[str],
+    device: Device,
+    swept: tuple[list[str], list[int], list[float]],
+    known: Container[Case],
+) -> Opened:
+    """Machines and targets on the text, but for cases that are known."""
+    cases = cases_of(dialects, *swept)
+    there = Opened(cases, [Walker(case, text) for case in cases if case not in known], {}, {})
+    for name in targets:
+        there.identities[name] = dict(resolve(name, device).identity())
+        for case in cases_on(resolve(name, device), *swept):
+            there.cases.append(case)
+            try:
+                if case not in known:
+                    there.walkers.append(TargetWalker(resolve(name, device), case, text))
+            except RefusedError as error:
+                there.refused[str(case)] = str(error)
+    return there
 
 
 def _read(path: Path, study: Study) -> Saved:
