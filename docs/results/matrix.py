@@ -295,11 +295,24 @@ def table(result: dict[str, Any]) -> str:
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
-        *(_row(target) for target in targets),
+        *(_row(target) for target in targets if target["windows"]),
         "",
+        *_short(targets),
         *_apart(targets),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _short(targets: Iterable[dict[str, Any]]) -> list[str]:
+    """What time was too short for."""
+    idle = [f"`{target['name']}`" for target in targets if not target["windows"]]
+    every = [one for target in targets for one in target["configurations"]]
+    short = sum(one["windows"] < one["quota"] for one in every)
+    lines = (
+        [f"Short of their row-windows: {short} of {len(every)} configurations."] if short else []
+    )
+    lines += [f"Not walked: {', '.join(idle)}."] if idle else []
+    return [*lines, ""] if lines else []
 
 
 def _gpus(result: dict[str, Any]) -> str:

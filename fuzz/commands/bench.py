@@ -210,6 +210,8 @@ def _cells(peer: Peer, timed: bool) -> list[str]:
 
 def draw(path: Path, report: Report) -> None:
     """A panel for each thing that varies, with the cases that differ in nothing else."""
+    from matplotlib.ticker import LogFormatter
+
     timed = report.measured
     fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
     fields = fields or ["batch"]
@@ -225,9 +227,12 @@ def draw(path: Path, report: Report) -> None:
         axes.semilogy(at, [one.floor_us or 0.0 for one in row], "k--", label="floor")
         axes.set_xticks(list(at), [str(getattr(one.case, field)) for one in row])
         axes.set_xlabel(field)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.axes[0].set_ylabel("us a step and layer")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncols=2 * len(fields))
     figure.savefig(path, dpi=120)
 
 
