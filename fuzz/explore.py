@@ -161,13 +161,14 @@ def tokens(tour: Tour, window: int) -> int:
 
 
 def lots(plan: Plan) -> list[list[Tour]]:
-    """What is walked as one batch: tours of like length, the longest first."""
+    """What is walked as one batch: tours of like length and like records, the longest first."""
     setup, g = plan.setup, plan.setup.geometry
     elements = setup.layers * g.value_heads * g.key_dim * g.value_dim
     most = LOT_ELEMENTS[plan.device] // elements
     shared: list[list[Tour]] = []
     room = 0
-    for tour in sorted(tours(protocol_steps(setup).transitions), key=len, reverse=True):
+    found = tours(protocol_steps(setup).transitions)
+    for tour in sorted(found, key=lambda t: (-len(t), t[0].before.write_pos)):
         size = tokens(tour, setup.window)
         if size > room:
             shared.append([])

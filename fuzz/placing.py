@@ -47,7 +47,7 @@ def place(
     updates = Updates(*(x[:, window.live] for x in window.updates))
     group = updates.k.shape[-2] // inputs.k.shape[-2]
     records: dict[str, NDArray[Any]] = {
-        "d": deltas(states, window.updates)[:, window.live],
+        "d": deltas(states, window)[:, window.live],
         "k": updates.k[:, :, ::group],
         "g": updates.log_decay,
         "rawv": inputs.v,
@@ -82,10 +82,14 @@ def parts(
         yield low, values - kept
 
 
-def deltas(states: NDArray[np.float32], updates: Updates) -> NDArray[np.float64]:
-    """What each token writes, beta * (v - S k): [layer, row, token, HV, V]."""
-    now = states.astype(np.float64)
-    written = np.zeros_like(updates.v)
-    for t in range(written.shape[2]):
-        _, written[:, :, t] = advance(now, *token(updates, t))
+def deltas(states: NDArray[np.float32], window: Window) -> NDArray[np.float64]:
+    """What each token writes, beta * (v - S k): [layer, row, token, HV, V].
+
+    `states` [layer, row, HV, V, K] are those before it.
+    """
+    written = np.zeros_like(window.updates.v)
+    for some, part in window.blocks(states[:, 0].size):
+        now = states[:, some].astype(np.float64)
+        for t in range(part.lengths.max(initial=0)):
+            _, written[:, some, t] = advance(now, *token(part.updates, t))
     return written
