@@ -25,8 +25,14 @@ def mutate(
         int, typer.Option(help="Decides the sample and every history.", min=0, max=2**32 - 1)
     ] = 0,
     max_time: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which a mutant counts as missed.")
+        float,
+        typer.Option(
+            min=1.0, help="Seconds of processor time after which a mutant counts as missed."
+        ),
     ] = 90.0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Mutants that run at once. On a GPU it slows down each.")
+    ] = 1,
     argued: Annotated[
         Path | None,
         typer.Option(help="Arguments for mutants that change nothing. [docs/mutation-argued.json]"),
@@ -63,6 +69,7 @@ def mutate(
             count=sample,
             seed=seed,
             seconds_max=max_time,
+            workers=workers,
             run_dir=run_dir,
             arguments=argued,
             on_progress=show,

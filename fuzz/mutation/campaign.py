@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Result(msgspec.Struct):
 
 
 class Times(msgspec.Struct):
-    """Seconds from a mutant's start to its death."""
+    """Seconds from a mutant's start to its death, by the clock."""
 
     median: float = 0.0
     nine_in_ten: float = 0.0
@@ -54,6 +55,8 @@ class Report(msgspec.Struct):
     seed: int
     sample: int
     max_time: float
+    """Seconds of processor time."""
+    workers: int
     identity: dict[str, str] = {}
     """Versions, and the SHA-256 of each mutated file."""
     mutants: int = 0
@@ -126,12 +129,14 @@ def mutate(
     count: int,
     seed: int,
     seconds_max: float,
+    workers: int = 1,
     run_dir: Path | None = None,
     arguments: Path | None = None,
     on_progress: Shown = lambda report, line: None,
 ) -> Report:
     """Draw `count` mutants of a target's kernels and run each for `seconds_max` at most.
 
+    So many `workers` run one each, and a mutant's seconds are those of its processor.
     With `run_dir`, the report so far is written to ``mutation.json`` there after each of them.
 
     Raises:
@@ -140,7 +145,7 @@ def mutate(
     """
     start = time.monotonic()
     because = argued.load(arguments)
-    report = Report(target, device, seed, count, seconds_max)
+    report = Report(target, device, seed, count, seconds_max, workers)
     context = worker.start_server(device)
     order = Order(target, device, seed, seconds_max)
     on_progress(report, "walking it without a fault, to see which lines run")
@@ -161,19 +166,23 @@ def mutate(
             f"it fails without a fault ({control.by} in {control.stage}): {control.sentence}"
         )
         return report
-    for mutant in sample(every, count, seed):
-        source = probed.sources[mutant.file]
-        if same_program(source, mutant) is not False:
-            continue  # the same syntax tree, or none at all
-        outcome = worker.run(context, order, mutant)
-        key = argued.key(probed.identity[mutant.file], mutant)
-        if outcome.outcome == "survived" and key in because:
-            outcome.outcome = "argued"
-        _add(report, mutant, outcome)
-        report.seconds = round(time.monotonic() - start, 3)
-        if run_dir is not None:
-            write_json(run_dir / "mutation.json", report)
-        on_progress(report, _line(mutant, source, outcome))
+    drawn = [
+        mutant
+        for mutant in sample(every, count, seed)
+        # None is a text that cannot be parsed, True the same syntax tree.
+        if same_program(probed.sources[mutant.file], mutant) is False
+    ]
+    with ThreadPoolExecutor(workers) as pool:
+        outcomes = pool.map(lambda mutant: worker.run(context, order, mutant), drawn)
+        for mutant, outcome in zip(drawn, outcomes, strict=True):
+            key = argued.key(probed.identity[mutant.file], mutant)
+            if outcome.outcome == "survived" and key in because:
+                outcome.outcome = "argued"
+            _add(report, mutant, outcome)
+            report.seconds = round(time.monotonic() - start, 3)
+            if run_dir is not None:
+                write_json(run_dir / "mutation.json", report)
+            on_progress(report, _line(mutant, probed.sources[mutant.file], outcome))
     return report
 
 

@@ -1,8 +1,8 @@
 """What a target is put through before a fault in it counts as missed.
 
-First every situation, by directed histories: on packed memory, of the target's twin, with strides
-and fences, and far apart; then every input of the cursors; then random histories without end, on
-each layout in turn.
+First every situation, by directed histories: on packed memory, of the target's twin, far apart, and
+with strides and fences; between them every input of the cursors, heads of other sizes and batches
+of many rows; then random histories without end, on each layout in turn.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ringfold.fuzz import explore
-from ringfold.fuzz.generate import history
+from ringfold.fuzz.directed import GATED
+from ringfold.fuzz.generate import history, told
 from ringfold.fuzz.hunt import plans, plans_with_twin
 from ringfold.fuzz.mutation.layouts import LAYOUTS, Layout
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify
 from ringfold.fuzz.walk import Walk
 from ringfold.sim.setup import Geometry, SetupError
 
@@ -32,6 +34,11 @@ SIZES: Final = (
 )
 """Geometry, ring and window: 5 tiles of 32 along K, and along V a second one of 64, which is not
 full; and less than the smallest tile along V."""
+
+CROWD: Final = 131
+"""Requests of a batch: more than the 128 rows that kernels of batches look at together."""
+CROWDED: Final = (Geometry(1, 1, 32, 8), 4, 2)
+"""Geometry, ring and window. A row is due to fold as soon as it keeps a token."""
 
 OutOfTime = Callable[[], bool]
 
@@ -62,7 +69,7 @@ class Stage(NamedTuple):
 
 
 def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
-    """Every stage in order, without end."""
+    """Every stage, those that take longest behind others, without end."""
     every = plans(target, device, name=name)
     planned = [plan for plan in every if plan.directed]
     # In float32 a fault is not lost in rounding; the last one keeps what was planned, 16 bits.
@@ -70,14 +77,15 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
     far = min(planned, key=lambda plan: (plan.setup.ring, -plan.setup.window))
     layouts: tuple[Layout, ...] = LAYOUTS if device == "cpu" else ("packed", "apart")
     yield _history(directed[0], seed, 0, "packed")
-    for plan in plans_with_twin(target, device)[len(every) :]:
-        yield _history(_in_float32(plan), seed, 0, "apart")._replace(name=TWIN)
-    yield _history(directed[1 % len(directed)], seed, 0, "apart")
     cursors = functools.partial(_cursors, plan=explore.Plan(name, device, directed[0].setup))
     yield Stage("cursors", "packed", cursors)
+    for plan in plans_with_twin(target, device)[len(every) :]:
+        yield _history(_in_float32(plan), seed, 0, "apart")._replace(name=TWIN)
+    yield from _sizes(target, name, device, seed)
+    yield from _crowds(target, name, device, seed)
     if "far" in layouts:
         yield _history(far, seed, 0, "far")
-    yield from _sizes(target, name, device, seed)
+    yield _history(directed[1 % len(directed)], seed, 0, "apart")
     turn = itertools.cycle(layouts)
     for number in itertools.count(1):
         for plan in every:
@@ -87,20 +95,57 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
 def _sizes(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
     """Heads of several tiles, and of less than one; a window longer than the shortest block."""
     for size, geometry, ring, window in SIZES:
-        try:
-            plan = plans(
-                target,
-                device,
-                name=name,
-                geometry=geometry,
-                ring=ring,
-                window=window,
-                dtype="float32",
-            )[0]
-        except SetupError:
-            continue  # the target refuses it
-        plan = plan._replace(directed=False, steps=STEPS_SIZES)
-        yield _history(plan, seed, 0, "apart")._replace(name=size)
+        for plan in _planned(target, name, device, geometry, ring, window):
+            short = plan._replace(directed=False, steps=STEPS_SIZES)
+            yield _history(short, seed, 0, "apart")._replace(name=size)
+
+
+def _crowds(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
+    """Batches of many rows, by a target that verifies them."""
+    for plan in _planned(target, name, device, *CROWDED):
+        if "verify" in plan.operations and not plan.lockstep:
+            roomy = msgspec.structs.replace(plan.setup, slots=CROWD + 2)
+            payload = PayloadSpec(seed=seed, profile=GATED)
+            trace = told(plan._replace(setup=roomy), payload, tuple(crowd()))
+            yield Stage("crowd", "apart", functools.partial(_walked, trace=trace))
+
+
+def crowd() -> Iterator[Operation]:
+    """Three steps of many requests: none is due to fold, then one in seven, then most."""
+    for request in range(CROWD):
+        # Between admissions memory is left alone, so that they are one operation.
+        yield Admit(request=request, tag=request, dead="nan" if request == CROWD - 1 else "leave")
+    kept: tuple[Callable[[int], bool], ...] = (
+        lambda request: request % 7 == 3,
+        lambda request: request % 9 != 4,
+        lambda request: request % 2 == 1,
+    )
+    for step, keeps in enumerate(kept):
+        order = [(5 * i + step) % CROWD for i in range(CROWD)]
+        rows = (None, *order[: CROWD // 2], None, *order[CROWD // 2 :])
+        lengths = tuple(1 if row is None else 1 + row % 2 for row in rows)
+        accepted = tuple(None if row is None else int(keeps(row)) for row in rows)
+        tag = CROWD + step
+        yield Verify(tag=tag, rows=rows, lengths=lengths, dead="nan")
+        yield Commit(tag=tag, accepted=accepted, dead="nan")
+
+
+def _planned(
+    target: Target, name: str, device: Device, geometry: Geometry, ring: int, window: int
+) -> list[Plan]:
+    """The plan of a size in float32; none if the target refuses it."""
+    try:
+        return plans(
+            target,
+            device,
+            name=name,
+            geometry=geometry,
+            ring=ring,
+            window=window,
+            dtype="float32",
+        )[:1]
+    except SetupError:
+        return []
 
 
 def _in_float32(plan: Plan) -> Plan:
@@ -120,8 +165,11 @@ def _history(plan: Plan, seed: int, number: int, layout: Layout) -> Stage:
 
 
 def _walk(target: Target, out_of_time: OutOfTime, plan: Plan, seed: int, number: int) -> Found:
+    return _walked(target, out_of_time, history(plan, seed, number))
+
+
+def _walked(target: Target, out_of_time: OutOfTime, trace: Trace) -> Found:
     """To the first mismatch: what a walk goes on to find after it would be found for nothing."""
-    trace = history(plan, seed, number)
     payload = Payload(trace.setup, trace.payload.seed, trace.payload.profile)
 
     def done() -> bool:

@@ -36,6 +36,8 @@ MEMORY_BYTES_MAX: Final = 6 * 2**30
 maps all of its memory."""
 GRACE_SECONDS: Final = 30.0
 """A process that is so much over its time hangs inside a single operation."""
+PATIENCE: Final = 20.0
+"""So many times as long may it take by the clock, on a machine that others use too."""
 
 INTERPRET: Final = "TRITON_INTERPRET"
 PRELOADED: Final = ("ringfold.fuzz.mutation.preload",)
@@ -48,6 +50,7 @@ class Order(NamedTuple):
     device: Device
     seed: int
     seconds_max: float
+    """Of processor time: how busy a machine is decides nothing."""
     left_out: frozenset[str] = frozenset()
     """Stages that the target fails without a fault."""
 
@@ -64,6 +67,7 @@ class Outcome(msgspec.Struct):
     stage: str = ""
     windows: int = 0
     seconds: float = 0.0
+    """By the clock."""
 
 
 class Probed(msgspec.Struct):
@@ -116,11 +120,12 @@ def probe(context: Any, order: Order) -> Probed:
 def run(context: Any, order: Order, mutant: Mutant | None) -> Outcome:
     """Walk the gauntlet with a fault, or without any."""
     start = time.monotonic()
-    kind, answer = _ask(context, _run, order, mutant, order.seconds_max + GRACE_SECONDS)
+    patience = PATIENCE * (order.seconds_max + GRACE_SECONDS)
+    kind, answer = _ask(context, _run, order, mutant, patience)
     seconds = round(time.monotonic() - start, 3)
     if kind == "answer":
         outcome = msgspec.json.decode(answer, type=Outcome)
-    elif kind == "hung":
+    elif kind == "hung" or answer == signal.SIGXCPU.name:
         outcome = Outcome("timed out", "a single operation hung")
     else:
         outcome = Outcome("killed", answer)
@@ -187,17 +192,18 @@ def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if math.isfinite(order.seconds_max):
-        seconds = int(2 * order.seconds_max + 2 * GRACE_SECONDS)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        seconds = math.ceil(order.seconds_max + GRACE_SECONDS)
+        # The second limit would be a SIGKILL, which tells no hang.
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     if order.device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
 
 
 def _run(order: Order, mutant: Mutant | None) -> Outcome:
-    start = time.monotonic()
+    start = _spent()
 
     def late() -> bool:
-        return time.monotonic() - start > order.seconds_max
+        return _spent() - start > order.seconds_max
 
     def mutated(name: str, source: str) -> str:
         return mutant.of(source) if mutant is not None and name == mutant.file else source
@@ -212,6 +218,11 @@ def _run(order: Order, mutant: Mutant | None) -> Outcome:
     except Exception as error:  # noqa: BLE001 - whatever a mutant brings about
         return Outcome("killed", "crash", repr(error)[:500], stage, windows)
     return Outcome("survived", stage=stage, windows=windows)
+
+
+def _spent() -> float:
+    """Seconds of processor time, those of compilers included."""
+    return sum(os.times()[:4])
 
 
 def _walked(order: Order, late: Callable[[], bool]) -> Iterator[tuple[str, Found]]:

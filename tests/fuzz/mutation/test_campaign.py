@@ -70,7 +70,7 @@ def test_only_what_runs_is_mutated() -> None:
 
 def test_scores_are_those_of_the_results() -> None:
     """A hang is noticed, a survivor is not, and what is argued is left out of the second score."""
-    report = Report("t", "cpu", 0, 5, 1.0)
+    report = Report("t", "cpu", 0, 5, 1.0, 1)
 
     for outcome in ("killed", "killed", "timed out", "survived", "argued"):
         campaign._add(report, mutant(), Outcome(outcome, seconds=2.0, by="outputs"))

@@ -19,12 +19,13 @@ from ringfold.fuzz.targets.registry import resolve
 
 STAGES: Final = (
     "directed, packed",
-    "twin, apart",
-    "directed, apart",
     "cursors, packed",
-    "directed, far",
+    "twin, apart",
     "wide, apart",
     "narrow, apart",
+    "crowd, apart",
+    "directed, far",
+    "directed, apart",
     "random, packed",
     "random, apart",
     "random, far",
