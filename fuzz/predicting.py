@@ -1,9 +1,8 @@
 """What `ringfold.sim.traffic` predicts beside what `ringfold bench` measured, ring by ring.
 
-A step takes the time that its bytes take, and a rest: launches, and the arithmetic of its window
-and of the records that it folds. Of these a step has as many whatever the ring's length, since
-every accepted record is folded once. So the rest is taken to be the same for all lengths, and one
-measurement decides it.
+A step takes the time that its bytes take, and a rest. The rest is a part that is the same for every
+ring, and one in proportion to its length, since kernels compute on all rows of a ring. Measurements
+at two lengths decide both; those at other lengths say how far that can be trusted.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import pool_of
 from ringfold.sim.presets import Model
 from ringfold.sim.setup import SetupError
-from ringfold.sim.traffic import predict, recommended
+from ringfold.sim.traffic import RING_ROW_READINGS, Prediction, predict, recommended
 
 CALIBRATED_AT: Final = 16
-"""The ring length whose measurement decides the rest, if it was measured; else the shortest."""
+"""The ring length whose measurement decides the rest, if it was measured; else the shortest. The
+longest that was measured decides how the rest grows."""
 TOKENS: Final = 400
 """That a request decodes; two requests a row."""
 
@@ -55,6 +55,11 @@ class Ladder(msgspec.Struct, frozen=True):
     case: Case
     """Its ring is the one that decided the rest."""
     rest_us: float
+    """At that length."""
+    readings: float
+    """How the rest grows with each row of the ring, in readings of the row."""
+    grown_at: int | None
+    """The length that decided this; None where it is taken from `sim.traffic`."""
     lengths: list[Length]
 
     @property
@@ -131,18 +136,26 @@ def ladder(
     lengths = {at}
     if DIALECTS[dialect].has_ring:
         lengths |= {*times, *(ring for ring in rings if ring >= 2 * case.window)}
-    bytes_us = {
-        ring: predicted_us(dialect, msgspec.structs.replace(case, ring=ring), speed)
+    found = {
+        ring: predicted(dialect, msgspec.structs.replace(case, ring=ring), speed)
         for ring in sorted(lengths)
     }
-    rest = times[at] - bytes_us[at]
-    steps = [Length(ring, us, us + rest, times.get(ring)) for ring, us in bytes_us.items()]
-    return Ladder(target, dialect, case, rest, steps)
+    rest = {ring: times[ring] - found[ring].step_microseconds for ring in times if ring in found}
+    readings, far = RING_ROW_READINGS, max(rest)
+    if far > at:
+        a_row = found[at].work_microseconds / at / RING_ROW_READINGS
+        readings = (rest[far] - rest[at]) / (far - at) / a_row
+    steps = []
+    for ring, one in found.items():
+        grown = (one.work_microseconds - found[at].work_microseconds) * readings
+        us = one.step_microseconds + rest[at] + grown / RING_ROW_READINGS
+        steps.append(Length(ring, one.step_microseconds, us, times.get(ring)))
+    return Ladder(target, dialect, case, rest[at], readings, far if far > at else None, steps)
 
 
 @cache
-def predicted_us(dialect: str, case: Case, speed: float) -> float:
-    """What the bytes of a step of `case` take at `speed` TB/s, one layer."""
+def predicted(dialect: str, case: Case, speed: float) -> Prediction:
+    """A step of `case` at `speed` TB/s, one layer."""
     model = Model("measured", 1, case.geometry, conv_width=4)
     load = Workload(
         requests=2 * case.batch,
@@ -155,7 +168,7 @@ def predicted_us(dialect: str, case: Case, speed: float) -> float:
     pool = pool_of(
         model, window=case.window, running=case.batch, ring=case.ring, conv_dtype=case.dtype
     )
-    return predict(dialect, pool, load, speed * 1e12).step_microseconds
+    return predict(dialect, pool, load, speed * 1e12)
 
 
 def _read(path: Path) -> Report:

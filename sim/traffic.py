@@ -3,6 +3,11 @@
 Counted is what cannot be avoided if nothing is kept on the chip between a verify and its commit:
 a state is read once where it is needed and written once where it changes, records likewise. A
 kernel that reads a state twice, or whose programs wait for one another, takes longer.
+
+Of the time beyond the bytes one part decides which ring is best: kernels compute on all rows of a
+ring, live or not, so it grows with the length. That part is one measured constant. All else is the
+same for every length: launches, a window's products with the state, and folding, since every
+accepted record is folded once.
 """
 
 from __future__ import annotations
@@ -17,6 +22,12 @@ from ringfold.sim.engine.statistics import Statistics, serve
 from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool
 from ringfold.sim.precision import DTYPES
+
+RING_ROW_READINGS: Final = 3.3
+"""What computing on a row of the ring costs, in readings of its vectors.
+
+Our kernels on one H200, 64 rows, H=16, HV=32, K=V=128, T=4, bfloat16: 64 ring rows took 29 us more
+beyond their bytes than 16 (docs/simulate.md), where reading a row in all 64 takes 0.18 us."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -145,21 +156,31 @@ class Prediction(msgspec.Struct, frozen=True):
     bytes_per_token: float
     """Of one row and layer, for each token accepted."""
     step_microseconds: float
-    """A step of a full batch, one layer, at the given bandwidth."""
+    """What the bytes of a step of a full batch take, one layer, at the given bandwidth."""
     token_microseconds: float
     """The same for each token that it accepts."""
+    work_microseconds: float
+    """What computing on the ring's rows adds to a step; 0 without a ring."""
 
 
-def predict(dialect: str, pool: Pool, load: Workload, bandwidth: float) -> Prediction:
+def predict(
+    dialect: str,
+    pool: Pool,
+    load: Workload,
+    bandwidth: float,
+    readings: float = RING_ROW_READINGS,
+) -> Prediction:
     """What a step of `load` takes at `bandwidth` bytes a second.
 
-    The ring and the window are the workload's; `pool` gives heads and dtypes.
+    The ring and the window are the workload's; `pool` gives heads and dtypes. `readings` is what
+    computing on a row of the ring costs, in readings of its vectors.
     """
     pool = msgspec.structs.replace(pool, window=load.window, ring=load.ring)
     chosen = DIALECTS[dialect]
     narrow = pool.state_dtype != "float32" and chosen.narrow_protocol
     seen = serve(load, chosen, narrow or None)
-    moved = TRAFFIC[dialect](sizes(pool), seen)
+    size = sizes(pool)
+    moved = TRAFFIC[dialect](size, seen)
     rows = min(load.running, load.requests)
     step = rows * moved.bytes / bandwidth * 1e6
     return Prediction(
@@ -171,6 +192,7 @@ def predict(dialect: str, pool: Pool, load: Workload, bandwidth: float) -> Predi
         moved.bytes / seen.accepted,
         step,
         step / (rows * seen.accepted),
+        rows * load.ring * size.vectors * readings / bandwidth * 1e6 if chosen.has_ring else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool, pool_of
 from ringfold.sim.presets import PRESETS
 from ringfold.sim.setup import Dtypes, require
-from ringfold.sim.traffic import Prediction, predict, recommended
+from ringfold.sim.traffic import RING_ROW_READINGS, Prediction, predict, recommended
 
 H200_TERABYTES = 4.2
 """What one H200 was measured to reach while reading states, in 10^12 bytes a second."""
@@ -52,6 +52,7 @@ class Report(msgspec.Struct, frozen=True):
     model: str
     tp: int
     bandwidth: float
+    readings: float
     workload: Workload
     protocols: list[Prediction]
     sweeps: list[Sweep]
@@ -86,6 +87,14 @@ def simulate(
             help="Of the memory in TB/s. [4.2, as one H200 gave; with --measured its own]"
         ),
     ] = None,
+    readings: Annotated[
+        float,
+        typer.Option(
+            help="What computing on a row of a ring costs, in readings of it; the default is that "
+            "of our kernels on one H200.",
+            min=0.0,
+        ),
+    ] = RING_ROW_READINGS,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -177,7 +186,7 @@ def simulate(
 
         def at(protocol: str, served: Workload) -> Prediction:
             display.update(task, description=f"{protocol}, T={served.window}, L={served.ring}")
-            return predict(protocol, pool, served, speed * 1e12)
+            return predict(protocol, pool, served, speed * 1e12, readings)
 
         protocols = [at(name, load) for name in DIALECTS]
         sweeps = []
@@ -189,13 +198,17 @@ def simulate(
                     if L >= 2 * T
                 ]
                 if predictions:
-                    times = {p.ring or 0: p.token_microseconds for p in predictions}
+                    times = {p.ring or 0: _with_work(p) for p in predictions}
                     sweeps.append(Sweep(name, T, predictions, recommended(times)))
-    report = Report(model.name, tp, speed, load, protocols, sweeps)
+    report = Report(model.name, tp, speed, readings, load, protocols, sweeps)
     if as_json:
         print_json(report)
         return
     _show(report, pool)
+
+
+def _with_work(one: Prediction) -> float:
+    return one.step_microseconds + one.work_microseconds
 
 
 def write(path: Path, history: Trace) -> Written:
@@ -220,7 +233,7 @@ def _show_beside(found: Compared) -> None:
     cases = list(dict.fromkeys(ladder.case for ladder in found.ladders))
     for case in cases:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        headings = ("target", "bytes", "rest", *(f"L={ring}" for ring in rings))
+        headings = ("target", "bytes", "rest", "a row", *(f"L={ring}" for ring in rings))
         for heading in (*headings, "recommended", "over best"):
             table.add_column(heading, no_wrap=True)
         for ladder in found.ladders:
@@ -233,6 +246,7 @@ def _show_beside(found: Compared) -> None:
                 ladder.target,
                 f"{at[case.ring].bytes_us:.1f}",
                 f"{ladder.rest_us:.1f}",
+                f"{ladder.readings:.1f}{'' if ladder.grown_at else '?'}" if swept else "",
                 *cells,
                 f"L={ladder.recommended_ring}" if swept else "",
                 "" if ladder.over_best is None else f"{ladder.over_best - 1:+.1%}",
@@ -244,9 +258,10 @@ def _show_beside(found: Compared) -> None:
         out.print(f"left out: {name}: {why}", markup=False)
     out.print(
         f"Microseconds a step and layer, predicted / measured. bytes: what they take at "
-        f"{found.bandwidth:.3g} TB/s; rest: what was measured beyond that at the case's L, taken "
-        "to be the same at all others; over best: the recommended length's measured time over the "
-        "best measured.",
+        f"{found.bandwidth:.3g} TB/s; rest: what was measured beyond that at the case's L; a row: "
+        "how the rest grows with each row of the ring, in readings of the row, from the longest "
+        f"measured ring (?: none was, taken to be {RING_ROW_READINGS:g}); over best: the "
+        "recommended length's measured time over the best measured.",
         markup=False,
     )
 
@@ -286,15 +301,16 @@ def _show(report: Report, pool: Pool) -> None:
     for heading in ("protocol", "T", *(f"L={ring}" for ring in rings), "recommended"):
         swept.add_column(heading, no_wrap=True)
     for sweep in report.sweeps:
-        times = {p.ring: f"{p.step_microseconds:.1f}" for p in sweep.predictions}
+        times = {p.ring: f"{_with_work(p):.1f}" for p in sweep.predictions}
         cells = (times.get(ring, "") for ring in rings)
         swept.add_row(sweep.dialect, str(sweep.window), *cells, f"L={sweep.recommended_ring}")
-    out.print("\nus/step by ring length:")
+    out.print("\nus/step by ring length, computing on its rows included:")
     print_table(swept)
     out.print(
         "\nfolds: row-windows that fold; waiting: records that wait after a commit, on average and "
-        "at most; accepted: tokens a step and row; times: what the bytes take at that bandwidth, "
-        "launches and other kernels left out. What a server delivers end to end is outside what "
-        "this predicts.",
+        "at most; accepted: tokens a step and row; us/step: what the bytes take at that bandwidth; "
+        f"computing on a row of the ring takes as long as reading it {report.readings:g} times. "
+        "Launches, all other computing and other kernels are left out. What a server delivers end "
+        "to end is outside what this predicts.",
         markup=False,
     )

@@ -141,6 +141,17 @@ def test_every_dialect_has_its_bytes() -> None:
     assert set(TRAFFIC) == set(DIALECTS)
 
 
+def test_computing_on_a_ring_grows_with_its_length() -> None:
+    """So many readings of the vectors of all its rows, written out; none without a ring."""
+    pool = pool_of(Model("small", 1, Geometry(1, 2, 3, 5)), window=4, running=8, ring=16)
+    load = Workload(requests=8, running=8, tokens=100)
+    vectors = (2 * 5 + 3) * 2
+    ring, snapshots = (predict(name, pool, load, 1e6, 2.0) for name in ("ring", "snapshots"))
+
+    assert ring.work_microseconds == pytest.approx(8 * 16 * vectors * 2.0)
+    assert snapshots.work_microseconds == 0
+
+
 @pytest.mark.parametrize(("sixteen", "best"), [(0.504, 16), (0.506, 32)])
 def test_the_recommended_ring_is_the_shortest_that_is_as_good(sixteen: float, best: int) -> None:
     """Less than one per cent slower than the fastest is as good; more is not."""

@@ -72,7 +72,7 @@ def test_no_table_is_folded() -> None:
     """A row a line, whatever the terminal; swept lengths stand in columns."""
     done = run(*QUICK.split(), "--ring", "8", "--ring", "16", "--ring", "1024")
     lines = done.stdout.splitlines()
-    swept = lines[lines.index("us/step by ring length:") + 1 :]
+    swept = lines[lines.index("us/step by ring length, computing on its rows included:") + 1 :]
 
     assert swept[0].split() == ["protocol", "T", "L=8", "L=16", "L=1024", "recommended"]
     assert [line.split()[0] for line in swept[1:4]] == ["ring", "compact", "open-loop"]
