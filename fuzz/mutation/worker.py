@@ -53,6 +53,7 @@ class Order(NamedTuple):
     """Of processor time: how busy a machine is decides nothing."""
     left_out: frozenset[str] = frozenset()
     """Stages that the target fails without a fault."""
+    grace: float = GRACE_SECONDS
 
 
 class Outcome(msgspec.Struct):
@@ -120,7 +121,7 @@ def probe(context: Any, order: Order) -> Probed:
 def run(context: Any, order: Order, mutant: Mutant | None) -> Outcome:
     """Walk the gauntlet with a fault, or without any."""
     start = time.monotonic()
-    patience = PATIENCE * (order.seconds_max + GRACE_SECONDS)
+    patience = PATIENCE * (order.seconds_max + order.grace)
     kind, answer = _ask(context, _run, order, mutant, patience)
     seconds = round(time.monotonic() - start, 3)
     if kind == "answer":
@@ -192,7 +193,7 @@ def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if math.isfinite(order.seconds_max):
-        seconds = math.ceil(order.seconds_max + GRACE_SECONDS)
+        seconds = math.ceil(order.seconds_max + order.grace)
         # The second limit would be a SIGKILL, which tells no hang.
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     if order.device == "cpu":

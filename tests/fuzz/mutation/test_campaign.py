@@ -138,17 +138,12 @@ NOW: Final = "wp = tl.where(folded, n, wp + n)"  # every commit comes by
         ("exec('while True: pass')", "timed out", "a single operation hung"),
     ],
 )
-def test_a_mutant_can_do_no_harm(
-    after: str, wanted: str, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_can_do_no_harm(after: str, wanted: str, by: str) -> None:
     """Whatever it does, it is noticed, and the next one runs."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(worker, "GRACE_SECONDS", 1.0)
-    seconds = 5.0 if wanted == "timed out" else ORDER.seconds_max
+    order = ORDER._replace(seconds_max=5.0, grace=1.0) if wanted == "timed out" else ORDER
     context: Any = worker.start_server("cpu")
 
-    outcome = worker.run(
-        context, ORDER._replace(seconds_max=seconds), planted("cursors.py", NOW, after)
-    )
+    outcome = worker.run(context, order, planted("cursors.py", NOW, after))
 
     assert (outcome.outcome, outcome.by) == (wanted, by), outcome
