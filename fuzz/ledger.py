@@ -253,7 +253,8 @@ class Ledger:
         seated = np.zeros(slots, bool)
         kinds = {(b.axes[1], row) for b in self.buffers if (row := _row_axis(b))}
         rows = {"ring": setup.ring, "step": setup.window}
-        live = {kind: np.zeros((slots, rows[kind[1]]), bool) for kind in kinds}
+        places = {"slot": slots, "request": setup.slots}
+        live = {kind: np.zeros((places[kind[0]], rows[kind[1]]), bool) for kind in kinds}
         for seat in self.prefixes.values():
             if "slot" in seat:
                 seated[seat["slot"]] = True

@@ -20,6 +20,9 @@ same to the last bit, and to float16 where they are prefilled. Where the key of 
 the prompt, the state must be that of the shorter text, and so must the convolution's window: that
 is compared with what it was before the two tokens.
 
+Where nothing is drafted, records wait in the ring of plain decoding (`--enable-linear-replayssm`).
+A request that has decoded two tokens goes to host memory and returns, and finishes, as above.
+
 With the extra buffer (`--mamba-radix-cache-strategy extra_buffer`) the window crosses the track
 interval at its first token, the request finishes, and another one starts from the 256 tokens that
 are kept: its next outputs should be those of a request that kept that one token, to float32.
@@ -159,7 +162,7 @@ set_global_server_args_for_scheduler(ARGUMENTS)
 
 
 class Server:
-    def __init__(self, dtype=torch.float32, tracks=False):
+    def __init__(self, dtype=torch.float32, tracks=False, drafts=True):
         self.dtype, self.tracks = dtype, tracks
         shape = Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=HV * V, n_groups=H, num_heads=HV, head_dim=V,
@@ -167,6 +170,10 @@ class Server:
         )  # fmt: skip
         takes = inspect.signature(HybridReqToTokenPool.__init__).parameters
         flags = ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec")
+        replay = {"enable_linear_replayssm": True}
+        if drafts:
+            replay = {next(f for f in flags if f in takes): True}
+            replay |= {"speculative_num_draft_tokens": D, "speculative_eagle_topk": 1}
         with OnCpu():
             self.pool = HybridReqToTokenPool(
                 size=3, mamba_size=6, mamba_spec_state_size=3, max_context_len=512, device="cpu",
@@ -176,9 +183,8 @@ class Server:
                     layers=[0],
                     dtype=Mamba2StateDType(conv=dtype, temporal=torch.float32),
                 ),
-                speculative_num_draft_tokens=D, speculative_eagle_topk=1, start_layer=0,
-                enable_overlap_schedule=False, linear_replayssm_cache_len=L,
-                **{next(f for f in flags if f in takes): True},
+                enable_overlap_schedule=False, linear_replayssm_cache_len=L, start_layer=0,
+                **replay,
             )  # fmt: skip
         config = Namespace(hf_config=Qwen3NextConfig(), is_draft_model=False)
         self.runner = Namespace(
@@ -253,6 +259,11 @@ class Server:
         return batch, self.runner.attn_backend.forward(
             layer=self.layer, forward_batch=batch, mixed_qkv=qkv, a=a, b=b
         )
+
+    def decode(self, req, seed):
+        """One token, far from the track interval."""
+        facts = {"seq_lens": torch.tensor([PROMPT]), "seq_lens_cpu": torch.tensor([PROMPT])}
+        return self.forward(req, 1, seed, ForwardMode.DECODE, **facts)[1].flatten().clone()
 
     def prefill(self, req, seed, mode):
         """One token of it in a prefill batch."""
@@ -413,6 +424,31 @@ for waits in (True, False):
         f"  next turn of a session with {pending} pending, {'on' if kept else 'NOT on'} its slot: "
         f"its output {difference(got, right)}"
     )
+
+server = Server(drafts=False)
+stays, retracted = server.prefilled(), server.prefilled()
+for seed in (2, 3):
+    for req in (stays, retracted):
+        server.decode(req, seed)
+pending = server.pending(retracted)
+server.retract_and_return(retracted)
+got, right = server.decode(retracted, seed=4), server.decode(stays, seed=4)
+print(
+    f"  decoding with {pending} pending, retracted and back: next output {difference(got, right)}"
+)
+
+server = Server(drafts=False)
+donor = server.prefilled()
+before = server.states.conv[0][:, slot_of(donor)].clone()
+for seed in (2, 3):
+    server.decode(donor, seed)
+now = server.states.conv[0][:, slot_of(donor)].clone()
+server.finish(donor)
+heir = server.begin(array("q", range(PROMPT + 1)))
+window = server.states.conv[0][:, slot_of(heir)]
+place = "that of the kept tokens" if torch.equal(window, before) else "another one"
+place = f"{place}: that of all {PROMPT}" if torch.equal(window, now) else place
+print(f"  decoded and finished: {kept_of(heir)} of {PROMPT} tokens are kept; the window is {place}")
 
 server, before = Server(tracks=True), INTERVAL - 1
 donor = server.prefilled(before)

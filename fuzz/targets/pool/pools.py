@@ -291,16 +291,18 @@ class Pool:
         self.prefixes.evict(prefix)
 
     def save(self, *, request: int) -> None:
-        """Retract to host memory: `Req.offload_kv_cache`, then give the seat back."""
+        """Retract to host memory: `Req.offload_kv_cache`, then give the seat back and forget it."""
         made = self.requests[request]
         with shims.Copying():
             made.offload_kv_cache(self.pool, self._allocator())
         self.free(request=request)
+        made.reset_for_retract()
         self.saved[request] = made
 
     def restore(self, *, request: int) -> Message:
-        """Resume: allocate anew, then `Req.load_kv_cache`."""
+        """Resume: match and allocate anew, then `Req.load_kv_cache`."""
         made = self.saved.pop(request)
+        self.prefixes.match(made)
         self._alloc(request, made)
         made.load_kv_cache(self.pool, self._allocator())
         return self._seat(request)

@@ -60,12 +60,15 @@ class Prefixes:
 
     def finish(self, request: Any, holder: Any, prefix: int) -> int:
         """`release_kv_cache` of a request that has finished; returns the length of its key."""
-        from sglang.srt.managers.schedule_batch import FINISH_LENGTH
+        from sglang.srt.managers.schedule_batch import FINISH_LENGTH, ReqKvInfo
         from sglang.srt.mem_cache.common import release_kv_cache
 
         count = len(request.origin_input_ids)
         row = holder.req_pool_idx if hasattr(holder, "req_pool_idx") else request.req_pool_idx
         self.pool.req_to_token[row, :count] = self.allocator.alloc(count).to(torch.int32)
+        if request.kv is None:
+            given = {"kv_allocated_len": count, "swa_evicted_seqlen": 0}
+            request.kv = ReqKvInfo(**{k: v for k, v in given.items() if _takes(ReqKvInfo, k)})
         set_lengths(request, count)
         request.finished_reason = FINISH_LENGTH(length=count)
         insert = "checkpoint" if _takes(release_kv_cache, "checkpoint") else "is_insert"
@@ -100,11 +103,6 @@ class Prefixes:
 
 def set_lengths(request: Any, count: int) -> None:
     """Say that keys and values of so many tokens were computed."""
-    from sglang.srt.managers.schedule_batch import ReqKvInfo
-
-    if getattr(request, "kv", None) is None:
-        given = {"kv_allocated_len": count, "swa_evicted_seqlen": 0}
-        request.kv = ReqKvInfo(**{k: v for k, v in given.items() if _takes(ReqKvInfo, k)})
     for owner in (request, request.kv):
         for name in ("kv_committed_len", "kv_allocated_len"):
             if hasattr(owner, name):

@@ -132,17 +132,19 @@ def pool_of(
     return SglangPool(release, name, dialect, worker, tracks=tracks, device=device, graphs=graphs)
 
 
+OPERATIONS: Final = frozenset(
+    {
+        *("admit", "prefill", "free", "fork", "verify", "commit", "track", "decode", "idle"),
+        *("save", "restore", "donate", "hit", "evict"),
+    }
+)
+
+
 class SglangPool:
     """The integration as it is released, one pool."""
 
     lockstep = True
     convolves = True
-    operations = frozenset(
-        {
-            *("admit", "prefill", "free", "fork", "verify", "commit", "decode", "idle"),
-            *("save", "restore", "donate", "hit", "evict"),
-        }
-    )
 
     def __init__(
         self,
@@ -157,9 +159,9 @@ class SglangPool:
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.tracks, self.graphs = tracks, graphs
-        if tracks:
-            # What its prefix cache keeps are tracked states.
-            self.operations = (self.operations | {"track"}) - {"donate", "hit", "evict"}
+        # What a prefix cache keeps that has an extra buffer are tracked states.
+        unlike = {"donate", "hit", "evict"} if tracks else {"track"}
+        self.operations = OPERATIONS - unlike
         self.device = device
         self.precision: Precision = IEEE
         known = _DIALECTS[dialect]
@@ -210,9 +212,9 @@ class SglangPool:
         if setup.dtypes.state != "float32":
             dot = max(dot, narrow)
         self.precision = Precision(dot, fold, convolution=narrow, prefill=narrow)
-        if setup.dtypes.activation == "float32":
-            # Its chunked prefill says so itself: it does not support float32.
-            self.operations = self.operations - {"prefill"}
+        # The chunked prefill says of itself that it does not support float32.
+        prefills = {"prefill"} if setup.dtypes.activation != "float32" else set[str]()
+        self.operations = (self.operations - {"prefill"}) | prefills
         fields = {
             "heads": g.heads,
             "value_heads": g.value_heads,
