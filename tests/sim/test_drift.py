@@ -30,6 +30,7 @@ SMALL = Study(
     seeds=2,
     vocabulary=64,
 )
+BASE = [Case(dialect, precision) for dialect in DIALECTS for precision in drift.PRECISIONS]
 DOCS = Path(__file__).parents[2] / "docs"
 EXACT_TOL = 1e-12  # seen 8.1e-16 (state) and 7.4e-16 (outputs), relative
 LOST_TOKEN = 1e-2  # seen 0.48: the largest entry that a lost token of 20 leaves wrong
@@ -48,11 +49,26 @@ def largest(values: list[list[float]]) -> float:
     return max(map(max, values))
 
 
+def kept(name: str) -> list[Track]:
+    """Results that are kept beside the page."""
+    found = msgspec.json.decode((DOCS / "results" / name).read_bytes())
+    return msgspec.convert(found["tracks"], list[Track])
+
+
 @pytest.fixture(scope="module")
 def tracks() -> list[Track]:
-    """The results of 100,000 tokens that are kept beside the page."""
-    found = msgspec.json.decode((DOCS / "results" / "drift-100k.json").read_bytes())
-    return msgspec.convert(found["tracks"], list[Track])
+    """Of 100,000 tokens."""
+    return kept("drift-100k.json")
+
+
+def digits(value: float) -> str:
+    """As the page has it."""
+    return f"{value:.1e}".replace("e-0", "e-")
+
+
+def flips(track: Track) -> int:
+    """Words that differ, in all texts."""
+    return sum(sum(map(sum, point.flips)) for point in track.points)
 
 
 @pytest.fixture
@@ -269,15 +285,14 @@ class TestPage:
         page = (DOCS / "drift.md").read_text(encoding="utf-8")
         for track in tracks:
             early, late = (
-                f"{largest(p.state):.1e}".replace("e-0", "e-")
-                for p in track.points
-                if p.tokens in (1000, 100_000)
+                digits(largest(p.state)) for p in track.points if p.tokens in (1000, 100_000)
             )
-            flips = sum(sum(map(sum, p.flips)) for p in track.points)
             row = f"| `{track.case.dialect}` {track.case.precision} | {early} | {late} | "
 
             assert row in page
-            assert f" | {flips:,} of 2,400,000 | " in page[page.index(row) :].partition("\n")[0]
+            assert (
+                f" | {flips(track):,} of 2,400,000 | " in page[page.index(row) :].partition("\n")[0]
+            )
 
     def test_closed_loop_is_flat_and_open_loop_is_orders_above(self, tracks: list[Track]) -> None:
         """At every gate strength and similarity."""
@@ -292,3 +307,29 @@ class TestPage:
 
         assert (late / early).max() < CLOSED_GROWTH
         assert (drifted / late).min() > OPEN_OVER_CLOSED
+
+    def test_every_dialect_is_there(self, tracks: list[Track]) -> None:
+        """Of those that the issue of a fold can meet, none is left out."""
+        assert {track.case.dialect for track in tracks} == set(DIALECTS)
+
+    def test_the_tables_of_the_sweep(self) -> None:
+        """A row a dialect: states and flips by precision, errors by ring length and rate."""
+        page = (DOCS / "drift.md").read_text(encoding="utf-8")
+        found = {track.case: track for track in kept("drift-20k.json")}
+        assert {track.points[-1].tokens for track in found.values()} == {20_000}
+
+        def error(track: Track) -> str:
+            outputs = max(largest(p.output) for p in track.points if p.tokens > 1000)
+            return f"{digits(largest(track.points[-1].state))} / {digits(outputs)}"
+
+        for dialect in DIALECTS:
+            by_precision = [found.get(Case(dialect, p)) for p in drift.PRECISIONS]
+            states = [t and digits(largest(t.points[-1].state)) for t in by_precision]
+            flipped = [t and f"{flips(t):,}" for t in by_precision]
+            for cells in (states, flipped):
+                assert f"| `{dialect}` | {' | '.join(c or 'as fp32' for c in cells)} |" in page
+            swept = next(c.precision for c in found if c.dialect == dialect and c not in BASE)
+            lengths = [Case(dialect, swept, ring) for ring in (8, 16, 64)]
+            rates = [Case(dialect, swept, 16, rate) for rate in (0.0, 1.0)]
+            errors = ["" if (t := found.get(c)) is None else error(t) for c in lengths + rates]
+            assert f"| `{dialect}` | {swept} | {' | '.join(errors)} |" in page
