@@ -156,7 +156,7 @@ def part(version: str, name: str, seconds: float) -> dict[str, Any]:
 def table(releases: dict[str, Any]) -> str:
     """Markdown: one row a release."""
     lines = [
-        "| release | row-windows | decodes, prefills | differs | sound: differ | outputs | state | bits |",
+        "| release | row-windows | decodes, prefills | differs | sound, differ | output | state | bits |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for version, parts in releases.items():
