@@ -23,7 +23,7 @@ from ringfold.fuzz.targets.registry import resolve
 HERE: Final = Path(__file__).parent
 WINDOWS_MAX: Final = 100
 SEEDS: Final = 20
-WINDOWS_A_SEED: Final = 150  # each starts with the directed history of 52 windows
+WINDOWS_A_SEED: Final = 150  # each starts with the directed history of 104 windows
 
 CANARIES: Final = {"Canary": "outputs", "Crashing": "crash", "Corrupting": "frame"}
 DYING: Final = CANARIES.items()
