@@ -276,10 +276,10 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
     ),
     "value-rows-as-long-as-keys": Planted(
         "offsets and strides",
-        "Rows of raw values are addressed as if they had K elements; they have V",
-        "ring.py",
-        "rawv_ring += slot * stride_rawv + i_hv * L * V",
-        "rawv_ring += slot * stride_rawv + i_hv * L * K",
+        "The fold reads rows of raw values as if they had K elements; they have V",
+        "fold.py",
+        "v_t = load_values(rawv + row * V, o_v, V)",
+        "v_t = load_values(rawv + row * K, o_v, V)",
     ),
     "softplus-overflows": Planted(
         "overflow",
