@@ -194,8 +194,10 @@ class TestCorpus:
         if device == "cuda":
             pytest.skip("the corpus is what the CPU shows: pytest --device cpu")
         ends = entry.versions.split("..") if entry.versions else [""]
+        _, driven, how = (load(CORPUS / entry.trace).target or "").partition("+")
         for version in ends:
             target = f"{entry.target}=={version}" if version else entry.target
+            target += driven + how
             replayed = replay.replay(CORPUS / entry.trace, target, "cpu", KNOWN)
             if replayed.outcome == Outcome.MISSING:
                 pytest.skip(replayed.account)

@@ -27,6 +27,7 @@ from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetErro
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
+    Decode,
     Donate,
     Evict,
     Fork,
@@ -35,6 +36,7 @@ from ringfold.fuzz.trace import (
     Idle,
     Operation,
     PayloadSpec,
+    Prefill,
     Restore,
     Save,
     Trace,
@@ -47,11 +49,11 @@ RELEASES = ("0.5.16", "0.5.18", "0.5.20", "0.5.23")
 OLDEST = "0.5.16"
 
 
-def pool_of(version: str) -> Any:
+def pool_of(version: str, driven: str = "") -> Any:
     """The target; skips where its wheel or the environment is missing."""
     if environments.find() is None or wheels.find(f"sglang=={version}") is None:
         pytest.skip(f"type `ringfold targets add sglang-pool=={version}` (2 GB)")
-    return registry.resolve(f"sglang-pool=={version}")
+    return registry.resolve(f"sglang-pool=={version}{driven}")
 
 
 def trace_of(target: Any, operations: list[Operation], **changed: Any) -> Trace:
@@ -114,6 +116,88 @@ def test_lives_that_a_release_gets_right(version: str, dtype: str) -> None:
     assert walked.seconds["target"] > 0
 
 
+def drafted(tag: int, count: int, *rows: int | None, **kept: Any) -> list[Operation]:
+    """A step that drafts so many, of which every request keeps all; the bound is a server's."""
+    verify = Verify(tag=tag, rows=rows, lengths=(count,) * len(rows))
+    accepted = tuple(None if row is None else count for row in rows)
+    return [verify, Commit(tag=tag, accepted=accepted, bound=count if count < 2 else None, **kept)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", RELEASES)
+def test_chunks_plain_steps_and_counts_that_change(version: str) -> None:
+    """Prompts in chunks, the last of one token, beside rows that verify; K is not V."""
+    target = pool_of(version)
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(1, 0), lengths=(5, 70)),
+        *drafted(3, 2, 0),
+        Prefill(tag=4, rows=(1,), lengths=(1,)),
+        Decode(tag=5, rows=(1, None)),
+        *drafted(6, 1, 1, 0),
+        Decode(tag=7, rows=(1,)),  # where records wait it is left out
+        *drafted(8, 2, None, 0, 1),
+        *drafted(9, 1, 0),
+        *drafted(10, 2, 1, 0),
+        *drafted(11, 2, 1, 0),
+    ]
+
+    walked = walking.walk(
+        trace_of(
+            target,
+            operations,
+            geometry=Geometry(1, 2, 64, 32),
+            dtypes=Dtypes("float16", "float16", "float32"),
+        ),
+        target,
+    )
+
+    assert walked.mismatches == []
+    assert walked.skipped == ({"decode": 1} if target.dialect.has_ring else {})
+    if target.dialect.bitwise_fold:
+        assert walked.compared["exactness"] > 0
+
+
+@pytest.mark.slow
+def test_a_float32_prompt_is_no_release_s() -> None:
+    """Its prefill refuses that dtype, so the target owns none until it is opened with another."""
+    target = pool_of("0.5.23")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Prefill(tag=1, rows=(0,), lengths=(2,)),
+    ]
+    for dtype, skipped in (("float32", {"prefill": 1}), ("float16", {})):
+        dtypes = Dtypes(dtype, dtype, "float32")
+        walked = walking.walk(trace_of(target, operations, dtypes=dtypes), target)
+
+        assert walked.skipped == skipped
+        assert walked.mismatches == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
+def test_tracked_states_are_those_of_their_tokens(version: str) -> None:
+    """State and window, in slots of their own, with records that wait and with none."""
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *drafted(2, 2, 1, 0, track=2),
+        *drafted(3, 2, None, 0, 1, track=1),
+        Free(request=0, dead="garbage"),
+        *drafted(4, 1, 1, track=1),
+        *drafted(5, 2, 1),
+    ]
+
+    walked = walking.walk(trace_of(target, operations), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+    # An admission, four commits, and three that also stored states apart.
+    assert walked.compared["convolution"] == 1 + 4 + 3
+
+
 @pytest.mark.slow
 def test_nothing_is_lost_where_every_commit_folds() -> None:
     """0.5.18 takes a request to host memory and back, and gives its state to a prefix."""
@@ -158,7 +242,13 @@ def test_a_worker_serves_many_pools_and_says_what_it_runs() -> None:
     ("operations", "why"),
     [
         ([Verify(tag=1, rows=(0, 1), lengths=(1, 2))], r"windows of \[1, 2\] tokens in a batch"),
-        ([Verify(tag=1, rows=(0,), lengths=(1,))], "windows of 1 tokens, but it drafts 2"),
+        (
+            [
+                Verify(tag=1, rows=(0,), lengths=(1,)),
+                Commit(tag=1, accepted=(1,)),
+            ],
+            "a bound of 2, but it goes by the 1 it drafts",
+        ),
         (
             [
                 Verify(tag=1, rows=(0,), lengths=(2,)),
@@ -233,7 +323,8 @@ def test_every_plan_is_a_server_s() -> None:
     for plan in made:
         assert plan.lockstep
         assert plan.setup.convolution == 4
-        assert plan.setup.geometry.key_dim == plan.setup.geometry.value_dim
+        assert plan.setup.geometry.key_dim in (32, 64)
+    assert any(p.setup.geometry.key_dim != p.setup.geometry.value_dim for p in made)
 
 
 def test_the_page_is_true_of_what_lies_here() -> None:
