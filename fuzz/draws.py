@@ -2,6 +2,7 @@
 
 A rule of `fuzz.rules` asks a `Draw` for whole numbers, coins and orders, and for nothing else, so
 that the same rule serves a seeded generator and Hypothesis, which wants to make the choices itself.
+It asks for all rows of a batch at once: batches have thousands.
 """
 
 from __future__ import annotations
@@ -12,32 +13,35 @@ from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 Item = TypeVar("Item")
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class Draw(ABC):
     """Makes choices."""
 
     @abstractmethod
-    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+    def integers(self, low: int, highs: Sequence[int] | Ints) -> Ints:
         """A number of `low` to each of `highs`, both included."""
 
     @abstractmethod
-    def chances(self, share: float, count: int) -> list[bool]:
+    def chances(self, share: float, count: int) -> Bools:
         """So many coins that show True with probability `share`; no choice where that is 0 or 1."""
 
     @abstractmethod
-    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+    def some(self, items: Ints, count: int) -> Ints:
         """`count` of the items, in any order."""
 
     def integer(self, low: int, high: int) -> int:
         """One of `low` to `high`, both included."""
-        return self.integers(low, [high])[0]
+        return int(self.integers(low, [high])[0])
 
     def chance(self, share: float) -> bool:
         """One coin."""
-        return self.chances(share, 1)[0]
+        return bool(self.chances(share, 1)[0])
 
     def pick(self, items: Sequence[Item]) -> Item:
         """One of the items."""
@@ -57,20 +61,19 @@ class Seeded(Draw):
         """`key`: two integers below 2^64."""
         self.random = np.random.Generator(np.random.Philox(key=list(key)))
 
-    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+    def integers(self, low: int, highs: Sequence[int] | Ints) -> Ints:
         """As `Draw` says."""
-        if len(highs) == 1:
-            return [int(self.random.integers(low, highs[0] + 1))]
-        drawn: list[int] = self.random.integers(low, np.asarray(highs, np.int64) + 1).tolist()
-        return drawn
+        if len(highs) == 1:  # much faster than an array of one
+            return np.array([self.random.integers(low, highs[0] + 1)])
+        return self.random.integers(low, np.asarray(highs, np.int64) + 1)
 
-    def chances(self, share: float, count: int) -> list[bool]:
+    def chances(self, share: float, count: int) -> Bools:
         """As `Draw` says."""
         if not 0.0 < share < 1.0:
-            return [share >= 1.0] * count
-        shown: list[bool] = (self.random.random(count) < share).tolist()
+            return np.full(count, share >= 1.0)
+        shown: Bools = self.random.random(count) < share
         return shown
 
-    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+    def some(self, items: Ints, count: int) -> Ints:
         """As `Draw` says."""
-        return [items[i] for i in self.random.permutation(len(items))[:count].tolist()]
+        return items[self.random.permutation(len(items))[:count]]

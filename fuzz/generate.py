@@ -31,6 +31,8 @@ from ringfold.fuzz.trace import Admit, Decode, Operation, PayloadSpec, Repeat, T
 DIRECTED: Final = 0
 """Number of the directed history, where a plan has one; the random ones follow."""
 
+SEVERITY: Final = get_args(Dead)
+
 
 def history(
     plan: Plan,
@@ -90,7 +92,7 @@ def windows(operations: Sequence[Operation]) -> int:
     for operation in operations:
         match operation:
             case Verify(rows=rows) | Decode(rows=rows):
-                total += sum(row is not None for row in rows)
+                total += len(rows) - rows.count(None)
             case Repeat(times=times, operations=inside):
                 total += times * windows(inside)
     return total
@@ -101,7 +103,7 @@ def _at_random(story: Story) -> None:
     draw, weights = story.draw, story.temper.weights
     rules, shares = [*weights], [*weights.values()]
     end = story.steps + story.plan.steps
-    if not story.seats:
+    if not len(story.seats):
         story.tell(full_house(story))
     while story.steps < end and story.room > 0:
         story.tell(RULES[draw.weighted(rules, shares)].tell(story))
@@ -141,10 +143,9 @@ def within(operations: Sequence[Operation], windows_max: int | None) -> Sequence
 
 def _capped(operation: Operation, worst: Dead) -> Operation:
     """The same operation; what it does to dead memory is `worst` at most."""
-    severity = get_args(Dead)
     if isinstance(operation, Repeat):
         inside = tuple(_capped(inner, worst) for inner in operation.operations)
         operation = msgspec.structs.replace(operation, operations=inside)
-    if severity.index(operation.dead) <= severity.index(worst):
+    if SEVERITY.index(operation.dead) <= SEVERITY.index(worst):
         return operation
     return msgspec.structs.replace(operation, dead=worst)

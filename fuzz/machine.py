@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import msgspec
+import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ringfold.fuzz.draws import Draw
+from ringfold.fuzz.draws import Bools, Draw, Ints
 from ringfold.fuzz.generate import full_house, told, windows, within
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.rules import RULES, Rule, usual
@@ -34,10 +35,11 @@ from ringfold.fuzz.swarm import temper
 from ringfold.fuzz.trace import PayloadSpec, Trace
 from ringfold.fuzz.walk import Verdict
 
-Item = TypeVar("Item")
-
 EXAMPLES_MAX: Final = 1_000_000
 """Windows or time run out long before."""
+
+UPON: Final = {"commit": "flights", "restore": "saved", "hit": "prefixes", "evict": "prefixes"}
+"""What of a story a rule is about: without any, it would tell nothing."""
 
 PARTS: Final = 1000
 """A coin's share is a whole number of these."""
@@ -50,19 +52,20 @@ class Chosen(Draw):
         """`data` is what a rule was given."""
         self.data = data
 
-    def integers(self, low: int, highs: Sequence[int]) -> list[int]:
+    def integers(self, low: int, highs: Sequence[int] | Ints) -> Ints:
         """As `Draw` says."""
-        return [self.data.draw(st.integers(low, high)) for high in highs]
+        drawn = [self.data.draw(st.integers(low, int(high))) for high in highs]
+        return np.array(drawn, np.int64)
 
-    def chances(self, share: float, count: int) -> list[bool]:
+    def chances(self, share: float, count: int) -> Bools:
         """As `Draw` says."""
         if not 0.0 < share < 1.0:
-            return [share >= 1.0] * count
-        return [n < share * PARTS for n in self.integers(0, [PARTS - 1] * count)]
+            return np.full(count, share >= 1.0)
+        return self.integers(0, [PARTS - 1] * count) < share * PARTS
 
-    def some(self, items: Sequence[Item], count: int) -> list[Item]:
+    def some(self, items: Ints, count: int) -> Ints:
         """As `Draw` says."""
-        return self.data.draw(st.permutations(items))[:count]
+        return np.array(self.data.draw(st.permutations(items.tolist()))[:count], np.int64)
 
 
 class Telling(RuleBasedStateMachine):
@@ -117,7 +120,9 @@ def _as_rule(name: str, one: Rule) -> Any:
         self.follow(one, data)
 
     def wanted(self: Telling) -> bool:
-        return self.story is not None and self.story.temper.weights[name] > 0
+        if self.story is None or self.story.temper.weights[name] == 0:
+            return False
+        return name not in UPON or bool(getattr(self.story, UPON[name]))
 
     follow.__name__ = follow.__qualname__ = name
     return rule(data=st.data())(precondition(wanted)(follow))

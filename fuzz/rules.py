@@ -8,10 +8,11 @@ with seeded choices, `ringfold.fuzz.machine` lets Hypothesis choose.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Final, NamedTuple
 
-from ringfold.fuzz.story import Story
+import numpy as np
+
+from ringfold.fuzz.story import PADDING, Story, as_told
 from ringfold.fuzz.trace import (
     CHUNK_MAX,
     Admit,
@@ -76,17 +77,18 @@ def rest_of_prompts(story: Story, requests: Sequence[int], tag: int) -> Operatio
 def chunk(story: Story, requests: Sequence[int], tag: int) -> Prefill:
     """Some tokens for each; now and then more than what prefill kernels work in at a time."""
     most = CHUNK_MAX if story.draw.chance(LONG) else 2 * story.setup.window
-    lengths = tuple(story.draw.integers(1, [most] * len(requests)))
-    return Prefill(tag=tag, rows=tuple(requests), lengths=lengths, dead=story.dead())
+    lengths = story.draw.integers(1, [most] * len(requests)).tolist()
+    return Prefill(tag=tag, rows=tuple(requests), lengths=tuple(lengths), dead=story.dead())
 
 
 def place(story: Story) -> Operations:
     """A request is seated in any state that the protocol reaches."""
     if not story.dialect.has_ring or story.vacant <= 0:
         return []
-    at = story.draw.pick(story.unseen.states)
-    if story.draw.chance(story.temper.seeking):
-        at = story.unseen.unfinished(story.draw) or at
+    unseen, draw = story.unseen, story.draw
+    somewhere = int(unseen.places[draw.integer(0, len(unseen.places) - 1)])
+    left = unseen.unfinished(draw) if draw.chance(story.temper.seeking) else None
+    at = story.map.at(somewhere if left is None else left)
     return [
         Place(
             request=story.requests,
@@ -104,12 +106,13 @@ def free(story: Story) -> Operations:
     """A request leaves, be it with a window in flight; the last one stays."""
     if len(story.seats) <= 1:
         return []
-    return [Free(request=story.draw.pick([*story.seats]), dead=story.dead())]
+    return [Free(request=story.draw.pick(story.seats.tolist()), dead=story.dead())]
 
 
 def fork(story: Story) -> Operations:
     """A request is seated on a copy of another one's checkpoint, which lacks no record."""
-    sources = [r for r in story.idle() if story.seats[r].cursors.write_pos == 0]
+    idle = story.idle()
+    sources = idle[story.waiting(idle) == 0].tolist()
     if not sources or story.vacant <= 0:
         return []
     source = story.draw.pick(sources)
@@ -119,24 +122,24 @@ def fork(story: Story) -> Operations:
 def save(story: Story) -> Operations:
     """A request is retracted to host memory, with records that wait or without."""
     idle = story.idle()
-    if len(story.seats) <= 1 or not idle:
+    if len(story.seats) <= 1 or not len(idle):
         return []
-    return [Save(request=story.draw.pick(idle), dead=story.dead())]
+    return [Save(request=story.draw.pick(idle.tolist()), dead=story.dead())]
 
 
 def restore(story: Story) -> Operations:
     """A request comes back, into whatever slot is free."""
     if not story.saved or story.vacant <= 0:
         return []
-    return [Restore(request=story.draw.pick([*story.saved]), dead=story.dead())]
+    return [Restore(request=story.draw.pick(story.saved), dead=story.dead())]
 
 
 def donate(story: Story) -> Operations:
     """A request ends and leaves its state to the prefix cache."""
     idle = story.idle()
-    if len(story.seats) <= 1 or not idle or len(story.prefixes) >= PREFIXES_MAX:
+    if len(story.seats) <= 1 or not len(idle) or len(story.prefixes) >= PREFIXES_MAX:
         return []
-    return [Donate(request=story.draw.pick(idle), prefix=story.kept, dead=story.dead())]
+    return [Donate(request=story.draw.pick(idle.tolist()), prefix=story.kept, dead=story.dead())]
 
 
 def hit(story: Story) -> Operations:
@@ -165,30 +168,26 @@ def verify(story: Story) -> Operations:
         return []
     count = draw.integer(1, most) if draw.chance(temper.partial) else most
     rows = story.padded(draw.some(idle, count))
-    T = story.setup.window
-    lengths = [T if row is None else story.seats[row].bound for row in rows]
+    real = rows != PADDING
+    lengths = np.where(real, story.bounds[rows], story.setup.window)
     if draw.chance(temper.ragged):
         lengths = draw.integers(1, lengths)
-    tag, intents = story.next_tag(), {}
-    for i, seeks in enumerate(draw.chances(temper.seeking, len(rows))):
-        row = rows[i]
-        if seeks and row is not None and (step := _new_step(story, row)) is not None:
-            lengths[i], intents[row] = step
-            story.unseen.visit(story.seats[row].cursors, *step)  # no other row need take it
+    tag, intents = story.next_tag(), np.full_like(rows, -1)
+    seeking = np.flatnonzero(real & draw.chances(temper.seeking, len(rows)))
+    seekers = rows[seeking]
+    steps = story.unseen.steps(draw, story.places[seekers], story.bounds[seekers])
+    lengths[seeking] = np.where(steps.accepted < 0, lengths[seeking], steps.lengths)
+    intents[seeking] = steps.accepted
     story.intents[tag] = intents
-    profile = story.profile()
-    return [Verify(tag=tag, rows=rows, lengths=tuple(lengths), profile=profile, dead=story.dead())]
-
-
-def _new_step(story: Story, request: int) -> tuple[int, int] | None:
-    """A step that nobody has taken from where `request` is, or one to where such steps are left."""
-    at, bound = story.seats[request]
-    if steps := story.unseen.steps(at, bound):
-        return story.draw.pick(steps)
-    if not (ways := story.unseen.towards(at, bound)):
-        return None
-    accepted = story.draw.pick(ways)
-    return story.draw.integer(max(1, accepted), bound), accepted
+    return [
+        Verify(
+            tag=tag,
+            rows=as_told(rows),
+            lengths=tuple(lengths.tolist()),
+            profile=story.profile(),
+            dead=story.dead(),
+        )
+    ]
 
 
 def commit(story: Story) -> Operations:
@@ -197,20 +196,17 @@ def commit(story: Story) -> Operations:
         return []
     draw, temper, T = story.draw, story.temper, story.setup.window
     flight = draw.pick(story.flights)
-    there = [row is not None and row in story.seats for row in flight.rows]
-    drawn = iter(draw.chances(temper.greed, sum(flight.lengths)))
-    extreme = draw.chances(EXTREME, len(flight.rows))
-    none = iter(draw.chances(0.5, sum(extreme)))
-    intents = story.intents.get(flight.tag, {})
-    accepted: list[int | None] = []
-    for row, length, here, ends in zip(flight.rows, flight.lengths, there, extreme, strict=True):
-        n = sum(islice(drawn, length))
-        if ends:
-            n = 0 if next(none) else length
-        accepted.append(intents.get(row, n) if here and row is not None else None)
-    kept = {row: n for row, n in zip(flight.rows, accepted, strict=True) if row is not None}
-    room = [story.longest(row, n) for row, n in kept.items() if n is not None]
-    bound = min([T, *room])
+    rows, lengths = flight.rows, flight.lengths
+    ends = lengths.cumsum()
+    lucky = np.append(0, draw.chances(temper.greed, ends[-1]).cumsum())
+    accepted = lucky[ends] - lucky[ends - lengths]
+    extreme = np.flatnonzero(draw.chances(EXTREME, len(rows)))
+    accepted[extreme] = np.where(draw.chances(0.5, len(extreme)), 0, lengths[extreme])
+    intents = story.intents.get(flight.tag, np.full_like(rows, -1))
+    accepted = np.where(intents < 0, accepted, intents)
+    here = (rows != PADDING) & story.seated[rows]
+    accepted[~here] = PADDING
+    bound = int(story.longest(rows[here], accepted[here]).min(initial=T))
     if draw.chance(temper.tightening):
         bound = draw.integer(1, bound)
     track = None
@@ -219,7 +215,7 @@ def commit(story: Story) -> Operations:
     return [
         Commit(
             tag=flight.tag,
-            accepted=tuple(accepted),
+            accepted=as_told(accepted),
             bound=None if bound == T else bound,
             track=track,
             dead=story.dead(),
@@ -230,11 +226,12 @@ def commit(story: Story) -> Operations:
 def decode(story: Story) -> Operations:
     """A plain step of one token, for requests that have no window in flight."""
     # It commits with the longest bound, for which a tight one may have left no room.
-    able = [r for r in story.idle() if story.longest(r, 1) == story.setup.window]
+    idle = story.idle()
+    able = idle[story.longest(idle, 1) == story.setup.window]
     most = min(len(able), story.plan.rows, story.room)
     if most <= 0:
         return []
-    rows = story.padded(story.draw.some(able, story.draw.integer(1, most)))
+    rows = as_told(story.padded(story.draw.some(able, story.draw.integer(1, most))))
     return [Decode(tag=story.next_tag(), rows=rows, profile=story.profile(), dead=story.dead())]
 
 
@@ -242,11 +239,12 @@ def prefill(story: Story) -> Operations:
     """More of some prompts: a chunk, or the next turn of a request that keeps its slot."""
     draw, able = story.draw, story.idle()
     if not draw.chance(WAITING):
-        able = [r for r in able if story.seats[r].cursors.write_pos == 0]
+        able = able[story.waiting(able) == 0]
     most = min(len(able), story.plan.rows)
     if most <= 0:
         return []
-    return [chunk(story, draw.some(able, draw.integer(1, most)), story.next_tag())]
+    some = draw.some(able, draw.integer(1, most))
+    return [chunk(story, some.tolist(), story.next_tag())]
 
 
 def idle(story: Story) -> Operations:
@@ -266,13 +264,13 @@ def repeat(story: Story) -> Operations:
     tag, windows, inside = story.next_tag(), 0, list[Operation]()
     for step in range(steps):
         rows = story.padded(draw.some(able, draw.integer(1, most)))
-        real = [row is not None for row in rows]
         lengths = draw.integers(1, [T] * len(rows))
-        counts = draw.integers(0, lengths)
-        accepted = [n if here else None for n, here in zip(counts, real, strict=True)]
-        window = Verify(tag=tag + step, rows=rows, lengths=tuple(lengths), dead=story.dead())
-        inside += [window, Commit(tag=tag + step, accepted=tuple(accepted), dead=story.dead())]
-        windows += sum(real)
+        accepted = np.where(rows == PADDING, PADDING, draw.integers(0, lengths))
+        batch, drafted = as_told(rows), tuple(lengths.tolist())
+        window = Verify(tag=tag + step, rows=batch, lengths=drafted, dead=story.dead())
+        commit = Commit(tag=tag + step, accepted=as_told(accepted), dead=story.dead())
+        inside += [window, commit]
+        windows += int((rows != PADDING).sum())
     if (turns := windows_max // windows) < 2:
         return []
     # As often a few turns as many.

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz.draws import Draw
+from ringfold.fuzz.draws import Bools, Draw, Ints
 from ringfold.fuzz.trace import Trace
 from ringfold.sim.cursors import Cursors, Protocol, reachable
 from ringfold.sim.dialects import protocol_of
@@ -29,41 +29,63 @@ RESUMED_OPERATIONS_MAX: Final = 200
 
 
 class Map(NamedTuple):
-    """All states and steps of a protocol, as arrays."""
+    """All cursors that a ring can hold, each a numbered *place*, and the steps between them."""
 
-    states: tuple[Cursors, ...]
-    places: Mapping[Cursors, int]
-    steps: NDArray[np.bool_]  # [state, length, accepted], which of them there are
-    after: NDArray[np.int64]  # [state, accepted]
+    cursors: Cursors
+    """Arrays [place]."""
+    after: NDArray[np.int32]
+    """[place, accepted, bound]; wherever there is room for the tokens."""
+    steps: Bools
+    """[place, length, accepted] of histories whose bounds are never tightened."""
+    reached: Bools
+    """[place] whether such a history may be there."""
+
+    def place(self, cursors: Cursors) -> Any:
+        """The number of these cursors; ints, or arrays."""
+        rows = 1 + self.cursors.cache_base[-1]
+        return (cursors.write_pos * rows + cursors.cache_base) * 2 + cursors.is_flush
+
+    def at(self, place: int) -> Cursors:
+        """The cursors of this number."""
+        return Cursors(*(int(c[place]) for c in self.cursors))
 
 
 @cache
 def map_of(L: int, T: int, protocol: Protocol) -> Map:
     """Draw it."""
-    every = reachable(L, T, protocol)
-    index = {state: i for i, state in enumerate(every.states)}
-    steps = np.zeros((len(index), T + 1, T + 1), np.bool_)
-    after = np.zeros((len(index), T + 1), np.int64)
-    for step in every.transitions:
-        at = index[step.before]
-        steps[at, step.length, step.accepted] = True
-        after[at, step.accepted] = index[step.after]
-    return Map(every.states, index, steps, after)
+    every = Cursors(*(c.ravel() for c in np.indices((L + 1, L, 2))))
+    after = np.zeros((every.write_pos.size, T + 1, T + 1), np.int32)
+    steps = np.zeros(after.shape, np.bool_)
+    drawn = Map(every, after, steps, np.zeros(len(steps), np.bool_))
+    before = Cursors(*(c[:, None] for c in every))
+    for bound in range(1, T + 1):
+        to = protocol.commit(before, np.arange(T + 1), L, bound)
+        after[..., bound] = drawn.place(to._replace(write_pos=np.minimum(to.write_pos, L)))
+    for step in reachable(L, T, protocol).transitions:
+        place = drawn.place(step.before)
+        steps[place, step.length, step.accepted] = drawn.reached[place] = True
+    return drawn
+
+
+class Steps(NamedTuple):
+    """A step for each of some rows."""
+
+    lengths: Ints
+    accepted: Ints
+    """-1 where there is none to be taken."""
 
 
 class Unseen:
     """Transitions of a setup that nobody has visited yet."""
 
     def __init__(self, setup: Setup) -> None:
+        self.window = setup.window
         self.map = map_of(setup.ring, setup.window, protocol_of(setup))
         self.left = self.map.steps.copy()
-        """[state, length, accepted]"""
+        """[place, length, accepted]"""
+        self.places = np.flatnonzero(self.map.reached)
+        """Every place where a history whose bounds are never tightened may be."""
         self.survey()
-
-    @property
-    def states(self) -> tuple[Cursors, ...]:
-        """Every state that a history whose bounds are never tightened may be in."""
-        return self.map.states
 
     @property
     def seen(self) -> int:
@@ -71,47 +93,57 @@ class Unseen:
         return int(self.map.steps.sum() - self.left.sum())
 
     def survey(self) -> None:
-        """How many steps it takes from each state to one where something is left to do."""
-        unknown = len(self.states)
-        self.distance = np.where(self.left.any((1, 2)), 0, unknown)
-        for _ in range(unknown):
-            nearer = np.minimum(self.distance, 1 + self.distance[self.map.after].min(1))
-            if np.array_equal(nearer, self.distance):
+        """How many steps it takes from each place to one where something is left to do."""
+        here, unknown = self.places, len(self.places)
+        after = self.map.after[here, :, self.window]
+        self.distance = np.full(len(self.left), unknown)
+        self.distance[self._unfinished()] = 0
+        for _ in here:
+            nearer = np.minimum(self.distance[here], 1 + self.distance[after].min(1))
+            if np.array_equal(nearer, self.distance[here]):
                 break
-            self.distance = nearer
+            self.distance[here] = nearer
 
-    def reachable(self, cursors: Cursors) -> bool:
-        """Whether a history whose bounds are never tightened may be there."""
-        return cursors in self.map.places
+    def visit(self, places: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Rows take these steps."""
+        self.left[places, lengths, accepted] = False
 
-    def visit(self, before: Cursors, length: int, accepted: int) -> None:
-        """Somebody takes this step."""
-        at = self.map.places.get(before)
-        if at is not None:
-            self.left[at, length, accepted] = False
+    def steps(self, draw: Draw, places: Ints, longest: Ints) -> Steps:
+        """What rows do that seek something new.
 
-    def steps(self, before: Cursors, longest: int) -> list[tuple[int, int]]:
-        """(length, accepted) of what is left to do there, with windows of up to `longest`."""
-        at = self.map.places.get(before)
-        if at is None:
-            return []
-        return [(int(t), int(n)) for t, n in np.argwhere(self.left[at, : longest + 1])]
+        A row takes a step that nobody has taken from its place, with a window of up to `longest`
+        [row] tokens, and no two take the same one. If there is none, it goes to where some are.
+        """
+        lengths, accepted = np.zeros_like(places), np.full_like(places, -1)
+        for row in np.flatnonzero(self.left[places].any((1, 2))).tolist():
+            left = self.left[places[row], : longest[row] + 1]
+            if len(new := np.argwhere(left)):
+                lengths[row], accepted[row] = step = draw.pick(new.tolist())
+                left[*step] = False
+        others = np.flatnonzero(accepted < 0)
+        ways = self._towards(places[others], longest[others])
+        others, ways = others[ways.any(1)], ways[ways.any(1)]
+        drawn = draw.integers(0, ways.sum(1) - 1)
+        accepted[others] = np.argmax(ways.cumsum(1) > drawn[:, None], axis=1)
+        shortest = np.maximum(1, accepted[others])
+        lengths[others] = shortest + draw.integers(0, longest[others] - shortest)
+        return Steps(lengths, accepted)
 
-    def towards(self, before: Cursors, longest: int) -> list[int]:
-        """How much to accept so that a state where something is left comes nearer."""
-        at = self.map.places.get(before)
-        if at is None:
-            return []
-        distance = self.distance[self.map.after[at, : longest + 1]]
-        nearest = distance.min()
-        if nearest == len(self.states):
-            return []
-        return [int(n) for n in np.flatnonzero(distance == nearest)]
+    def _towards(self, places: Ints, longest: Ints) -> Bools:
+        """[row, accepted] whether a place where something is left comes nearest by that."""
+        unknown = len(self.places)
+        distance = self.distance[self.map.after[places, :, self.window]]
+        distance[np.arange(self.window + 1) > longest[:, None]] = unknown
+        nearest: Bools = distance == distance.min(1, keepdims=True)
+        return nearest & (distance < unknown)
 
-    def unfinished(self, draw: Draw) -> Cursors | None:
-        """A state in which something is left to do, if there is one."""
-        left = np.flatnonzero(self.left.any((1, 2)))
-        return self.states[left[draw.integer(0, len(left) - 1)]] if left.size else None
+    def unfinished(self, draw: Draw) -> int | None:
+        """A place where something is left to do, if there is one."""
+        left = self._unfinished()
+        return int(left[draw.integer(0, len(left) - 1)]) if left.size else None
+
+    def _unfinished(self) -> Ints:
+        return np.flatnonzero(self.left.any((1, 2)))
 
 
 class Peak(NamedTuple):

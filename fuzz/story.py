@@ -7,15 +7,19 @@ window may be) and the protocol's cursors; it never sees a target. `rules` choos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
-from ringfold.fuzz.draws import Draw
+import numpy as np
+
+from ringfold.fuzz.draws import Draw, Ints
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.steering import Unseen
+from ringfold.fuzz.steering import Unseen, map_of
 from ringfold.fuzz.swarm import Temper
 from ringfold.fuzz.trace import (
+    REQUEST_MAX,
     Admit,
     Commit,
     Decode,
@@ -32,9 +36,12 @@ from ringfold.fuzz.trace import (
     Save,
     Verify,
 )
-from ringfold.sim.cursors import Cursors, committed
+from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
+
+PADDING: Final = -1
+"""Stands for no request in arrays of rows, and for no count beside it."""
 
 
 class Plan(NamedTuple):
@@ -60,12 +67,13 @@ class Plan(NamedTuple):
     """Row-windows after which this configuration has had its share; 0: never."""
 
 
-class Seat(NamedTuple):
-    """Where a request is."""
+class Flight(NamedTuple):
+    """A window that was verified and not yet committed."""
 
-    cursors: Cursors
-    bound: int
-    """The longest window that it may bring next."""
+    tag: int
+    rows: Ints
+    """[row] requests; `PADDING` for none."""
+    lengths: Ints
 
 
 class Told:
@@ -74,12 +82,18 @@ class Told:
     def __init__(self, setup: Setup, unseen: Unseen | None = None) -> None:
         """`unseen` loses the transitions that are told."""
         self.setup, self.unseen = setup, unseen
-        self.dialect, self.protocol = DIALECTS[setup.dialect], protocol_of(setup)
-        self.fresh = Seat(self.protocol.reset(setup.ring, setup.window), setup.window)
-        self.seats: dict[int, Seat] = {}
-        self.saved: dict[int, Seat] = {}
+        self.dialect, protocol = DIALECTS[setup.dialect], protocol_of(setup)
+        self.map = map_of(setup.ring, setup.window, protocol)
+        self.fresh = int(self.map.place(protocol.reset(setup.ring, setup.window)))
+        self.places = np.zeros(REQUEST_MAX + 1, np.int64)
+        """[request] its cursors, as `map` numbers them."""
+        self.bounds = np.zeros_like(self.places)
+        """[request] the longest window that it may bring next."""
+        self.seated = np.zeros(len(self.places), np.bool_)
+        self.flying = np.zeros_like(self.seated)
+        self.saved: list[int] = []
         self.prefixes: list[int] = []
-        self.flights: list[Verify] = []
+        self.flights: list[Flight] = []
         self.operations: list[Operation] = []
         self.tag = self.requests = self.kept = 0
         self.steps = self.windows = 0
@@ -87,23 +101,32 @@ class Told:
     # What there is.
 
     @property
+    def seats(self) -> Ints:
+        """Requests that are seated."""
+        return np.flatnonzero(self.seated[: self.requests])
+
+    @property
     def vacant(self) -> int:
         """How many requests could be seated."""
-        return self.setup.slots - 1 - len(self.seats) - len(self.prefixes)
+        seated = np.count_nonzero(self.seated[: self.requests])
+        return self.setup.slots - 1 - int(seated) - len(self.prefixes)
 
-    def idle(self) -> list[int]:
+    def idle(self) -> Ints:
         """Seated requests without a window in flight."""
-        flying = {row for flight in self.flights for row in flight.rows}
-        return [request for request in self.seats if request not in flying]
+        known = slice(self.requests)
+        return np.flatnonzero(self.seated[known] & ~self.flying[known])
 
-    def longest(self, request: int, accepted: int) -> int:
-        """The longest window that fits behind the history once `accepted` tokens are committed."""
-        after = self.after(self.seats[request].cursors, accepted, self.setup.window)
-        return min(self.setup.window, self.setup.ring - int(after.write_pos))
+    def waiting(self, requests: Ints) -> Ints:
+        """[row] how many records these requests have in the ring."""
+        waiting: Ints = self.map.cursors.write_pos[self.places[requests]]
+        return waiting
 
-    def after(self, cursors: Cursors, accepted: int, bound: int) -> Cursors:
-        """Cursors after a commit."""
-        return committed(self.protocol, cursors, accepted, self.setup.ring, bound)
+    def longest(self, requests: Ints, accepted: Ints | int) -> Ints:
+        """[row] the longest window that fits behind the history and so many more tokens."""
+        T = self.setup.window
+        after = self.map.after[self.places[requests], accepted, T]
+        room: Ints = self.setup.ring - self.map.cursors.write_pos[after]
+        return np.minimum(T, room)
 
     # What happens.
 
@@ -111,73 +134,88 @@ class Told:
         """These operations come next."""
         for operation in operations:
             self.operations.append(operation)
-            self._happen(operation)
+            self._meaning(operation)()
 
-    def _happen(self, operation: Operation) -> None:
+    def _meaning(self, operation: Operation) -> Callable[[], None]:
+        """What an operation does, told once and, in a repeat, done many times."""
         self.tag = max(self.tag, getattr(operation, "tag", 0))
         match operation:
-            case Verify(rows=rows):
-                self.flights.append(operation)
-                self._verified(sum(row is not None for row in rows))
-            case Commit():
-                self._commit(operation)
+            case Verify(tag=tag, rows=rows, lengths=lengths):
+                return partial(self._verify, Flight(tag, as_rows(rows), np.array(lengths)))
+            case Commit(tag=tag, accepted=accepted, bound=bound):
+                counts = as_rows(accepted)
+                return partial(self._commit, tag, counts, bound or self.setup.window)
             case Decode(rows=rows):
-                some = [row for row in rows if row is not None]
-                self._verified(len(some))
-                for request in some:
-                    self._move(request, 1, 1, self.setup.window)
+                return partial(self._decode, as_rows(rows))
             case Prefill():
-                self.steps += 1  # no target need own it: whatever waits may go on waiting
+                return self._prefill
             case Repeat(times=times, operations=operations):
-                for _ in range(times):
-                    for inner in operations:
-                        self._happen(inner)
+                turn = [self._meaning(inner) for inner in operations]
+                return partial(_do, turn * times)
             case _:
-                self._live(operation)
+                return partial(self._live, operation)
 
     def _live(self, operation: Operation) -> None:
         """A request comes, goes or changes its place."""
         match operation:
             case Admit(request=request) | Fork(request=request) | Hit(request=request):
                 self._seat(request, self.fresh)
-            case Place():
-                at = Cursors(operation.records, operation.base, int(operation.flush))
-                self._seat(operation.request, Seat(at, self.setup.window))
+            case Place(request=request, records=records, base=base, flush=flush):
+                self._seat(request, int(self.map.place(Cursors(records, base, int(flush)))))
             case Free(request=request):
-                del self.seats[request]
+                self.seated[request] = False
             case Save(request=request):
-                self.saved[request] = self.seats.pop(request)
+                self.seated[request] = False
+                self.saved.append(request)
             case Restore(request=request):
-                saved = self.saved.pop(request)
-                self.seats[request] = saved if self.dialect.saves == "records" else self.fresh
+                self.saved.remove(request)
+                self.seated[request] = True
+                if self.dialect.saves != "records":
+                    self._seat(request, self.fresh)
             case Donate(request=request, prefix=prefix):
-                del self.seats[request]
+                self.seated[request] = False
                 self.prefixes.append(prefix)
                 self.kept = max(self.kept, prefix + 1)
             case Evict(prefix=prefix):
                 self.prefixes.remove(prefix)
 
-    def _seat(self, request: int, seat: Seat) -> None:
-        self.seats[request] = seat
+    def _seat(self, request: int, place: int) -> None:
+        self.places[request], self.bounds[request] = place, self.setup.window
+        self.seated[request], self.flying[request] = True, False
         self.requests = max(self.requests, request + 1)
+
+    def _verify(self, flight: Flight) -> None:
+        requests = flight.rows[flight.rows != PADDING]
+        self.flying[requests] = True
+        self.flights.append(flight)
+        self._verified(len(requests))
+
+    def _commit(self, tag: int, accepted: Ints, bound: int) -> None:
+        at = next(i for i, flight in enumerate(self.flights) if flight.tag == tag)
+        flight = self.flights.pop(at)
+        self.flying[flight.rows[flight.rows != PADDING]] = False
+        kept = accepted != PADDING
+        self._move(flight.rows[kept], flight.lengths[kept], accepted[kept], bound)
+
+    def _decode(self, rows: Ints) -> None:
+        requests = rows[rows != PADDING]
+        self._verified(len(requests))
+        ones = np.ones_like(requests)
+        self._move(requests, ones, ones, self.setup.window)
+
+    def _prefill(self) -> None:
+        self.steps += 1  # no target need own it: whatever waits may go on waiting
 
     def _verified(self, windows: int) -> None:
         self.windows += windows
         self.steps += 1
 
-    def _commit(self, commit: Commit) -> None:
-        flight = next(flight for flight in self.flights if flight.tag == commit.tag)
-        self.flights.remove(flight)
-        bound = commit.bound or self.setup.window
-        for row, length, n in zip(flight.rows, flight.lengths, commit.accepted, strict=True):
-            if row is not None and n is not None:
-                self._move(row, length, n, bound)
-
-    def _move(self, request: int, length: int, accepted: int, bound: int) -> None:
-        before = self.seats[request].cursors
+    def _move(self, requests: Ints, lengths: Ints, accepted: Ints, bound: int) -> None:
+        before = self.places[requests]
         if self.unseen is not None:
-            self.unseen.visit(before, length, accepted)
-        self.seats[request] = Seat(self.after(before, accepted, bound), bound)
+            self.unseen.visit(before, lengths, accepted)
+        self.places[requests] = self.map.after[before, accepted, bound]
+        self.bounds[requests] = bound
 
 
 class Story(Told):
@@ -191,8 +229,8 @@ class Story(Told):
         super().__init__(plan.setup, unseen)
         self.plan, self.draw, self.temper = plan, draw, temper
         self.windows_max = windows_max
-        self.intents: dict[int, Mapping[int, int]] = {}
-        """By tag and request: how much is to be accepted, where that was decided at the verify."""
+        self.intents: dict[int, Ints] = {}
+        """[row] by tag: how much is to be accepted, where that was decided at the verify, or -1."""
         unseen.survey()
 
     @property
@@ -200,14 +238,12 @@ class Story(Told):
         """Row-windows that may still be verified."""
         return 2**62 if self.windows_max is None else self.windows_max - self.windows
 
-    def settled(self) -> list[int]:
+    def settled(self) -> Ints:
         """Idle requests that are where a history without tightened bounds may be."""
-        return [
-            request
-            for request in self.idle()
-            if self.seats[request].bound == self.setup.window
-            and self.unseen.reachable(self.seats[request].cursors)
-        ]
+        idle = self.idle()
+        untightened = self.bounds[idle] == self.setup.window
+        settled: Ints = idle[untightened & self.map.reached[self.places[idle]]]
+        return settled
 
     # What is drawn alike by many rules.
 
@@ -223,9 +259,24 @@ class Story(Told):
         """Now and then a window's numbers are of another kind than the history's."""
         return self.draw.pick(sorted(PROFILES)) if self.draw.chance(self.temper.colour) else None
 
-    def padded(self, rows: Iterable[int]) -> tuple[int | None, ...]:
+    def padded(self, requests: Ints) -> Ints:
         """Rows of a batch with padding anywhere between them."""
-        padded: list[int | None] = [*rows]
-        while self.draw.chance(self.temper.padding) and len(padded) < 2 * self.plan.rows:
-            padded.insert(self.draw.integer(0, len(padded)), None)
-        return tuple(padded)
+        rows = requests
+        while self.draw.chance(self.temper.padding) and len(rows) < 2 * self.plan.rows:
+            rows = np.insert(rows, self.draw.integer(0, len(rows)), PADDING)
+        return rows
+
+
+def as_rows(told: Sequence[int | None]) -> Ints:
+    """The rows of a batch, or what goes with them, as a trace has them; `PADDING` for none."""
+    return np.array([PADDING if row is None else row for row in told], np.int64)
+
+
+def as_told(rows: Ints) -> tuple[int | None, ...]:
+    """The same as a trace has it."""
+    return tuple([None if row == PADDING else row for row in rows.tolist()])
+
+
+def _do(meanings: Iterable[Callable[[], None]]) -> None:
+    for meaning in meanings:
+        meaning()

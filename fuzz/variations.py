@@ -17,7 +17,7 @@ import numpy as np
 from ringfold.fuzz import retold
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.payload import Payload
-from ringfold.fuzz.story import Told
+from ringfold.fuzz.story import Told, as_rows
 from ringfold.fuzz.target import Floats, Inputs, Request, Target
 from ringfold.fuzz.trace import (
     Admit,
@@ -326,10 +326,8 @@ def _followed(trace: Trace) -> Iterator[tuple[Operation, Told]]:
 
 def _still(told: Told, rows: Sequence[Request | None], bound: int) -> bool:
     """Whether a window of which nothing is kept folds nothing and leaves all cursors alone."""
-    L = told.setup.ring
-    return all(
-        not at.is_flush
-        and (not told.dialect.has_ring or at.write_pos + bound <= L)
-        and told.after(at, 0, bound) == at
-        for at in (told.seats[row].cursors for row in rows if row is not None)
-    )
+    requests = as_rows([row for row in rows if row is not None])
+    at, waiting = told.places[requests], told.waiting(requests)
+    rests = (told.map.cursors.is_flush[at] == 0) & (told.map.after[at, 0, bound] == at)
+    room = not told.dialect.has_ring or waiting + bound <= told.setup.ring
+    return bool(np.all(rests & room))

@@ -75,10 +75,10 @@ def test_the_directed_history_goes_everywhere(dialect: str) -> None:
 
         assert verdict.mismatches == []
         assert set(verdict.situations) >= reachable_situations(made.setup)
-    # That is worth saying only because a random history of that length does not.
-    random = history(plan(dialect, directed=False), 1, DIRECTED)
-    seen = set(walk(random, target).situations)
-    assert not VERIFIERS[dialect].has_ring or not seen >= reachable_situations(random.setup)
+    # That is worth saying only because random histories of that length do not.
+    drawn = [history(plan(dialect, directed=False), 1, number) for number in range(6)]
+    whole = [{*walk(one, target).situations} >= reachable_situations(one.setup) for one in drawn]
+    assert not VERIFIERS[dialect].has_ring or sum(whole) < len(whole) / 2
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
