@@ -35,14 +35,9 @@ ON = torch.device("cuda" if OPTIONS.cuda else "cpu")
 class Hopper:
     """What Triton asks of a driver before it launches."""
 
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: triton.backends.compiler.GPUTarget("cuda", 90, 32))
 
 
 def compile_only():
