@@ -143,19 +143,19 @@ def ladder(
     rest = {ring: times[ring] - found[ring].step_microseconds for ring in times if ring in found}
     readings, far = RING_ROW_READINGS, max(rest)
     if far > at:
-        a_row = found[at].work_microseconds / at / RING_ROW_READINGS
-        readings = (rest[far] - rest[at]) / (far - at) / a_row
+        read = found[far].work_microseconds - found[at].work_microseconds
+        readings = (rest[far] - rest[at]) / read
     steps = []
     for ring, one in found.items():
-        grown = (one.work_microseconds - found[at].work_microseconds) * readings
-        us = one.step_microseconds + rest[at] + grown / RING_ROW_READINGS
+        grown = readings * (one.work_microseconds - found[at].work_microseconds)
+        us = one.step_microseconds + rest[at] + grown
         steps.append(Length(ring, one.step_microseconds, us, times.get(ring)))
     return Ladder(target, dialect, case, rest[at], readings, far if far > at else None, steps)
 
 
 @cache
 def predicted(dialect: str, case: Case, speed: float) -> Prediction:
-    """A step of `case` at `speed` TB/s, one layer."""
+    """A step of `case` at `speed` TB/s, one layer; the work is that of reading the ring once."""
     model = Model("measured", 1, case.geometry, conv_width=4)
     load = Workload(
         requests=2 * case.batch,
@@ -168,7 +168,7 @@ def predicted(dialect: str, case: Case, speed: float) -> Prediction:
     pool = pool_of(
         model, window=case.window, running=case.batch, ring=case.ring, conv_dtype=case.dtype
     )
-    return predict(dialect, pool, load, speed * 1e12)
+    return predict(dialect, pool, load, speed * 1e12, readings=1.0)
 
 
 def _read(path: Path) -> Report:

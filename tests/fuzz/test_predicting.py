@@ -49,8 +49,8 @@ COPY = Bandwidth(copy=SPEED * 1e12, read=SPEED * 1e12)
 def taken(ring: int, readings: float) -> float:
     """Microseconds of a kernel whose rest is known: `REST` at L=16, and `readings` a row."""
     one, at = (predicted("ring", msgspec.structs.replace(CASE, ring=r), SPEED) for r in (ring, 16))
-    a_row = at.work_microseconds / 16 / RING_ROW_READINGS
-    return float(one.step_microseconds + REST + readings * a_row * (ring - 16))
+    grown = readings * (one.work_microseconds - at.work_microseconds)
+    return float(one.step_microseconds + REST + grown)
 
 
 @pytest.mark.parametrize(("readings", "best"), [(0.0, 32), (6.0, 16)])
