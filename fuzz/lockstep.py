@@ -62,6 +62,8 @@ class _Server:
         self.fresh = self.protocol.reset(setup.ring, setup.window)
         self.cursors: dict[Request, Cursors] = {}
         """Of those who are not fresh."""
+        self.told: dict[Request, Cursors] = {}
+        """The same if plain decoding leaves a record, as in `validate` and a kernel target."""
         self.bounds: dict[Request, int] = {}
         """The draft count of the last step of those who are not fresh."""
         self.drafts: int | None = None
@@ -94,11 +96,11 @@ class _Server:
         """Follow a request; returns whether the operation can be done."""
         match operation:
             case Fork(request=request, source=source):
-                at = self.cursors.get(source, self.fresh)
+                at = self.told.get(source, self.fresh)
                 if source in self.absent or at.write_pos:
                     self.absent.add(request)
             case Place(request=request, records=records, base=base, flush=flush):
-                self.cursors[request] = Cursors(records, base, int(flush))
+                self.cursors[request] = self.told[request] = Cursors(records, base, int(flush))
             case Restore(request=request) if self.dialect.saves == "state":
                 self._forget(request)
             case Free(request=request):
@@ -127,11 +129,12 @@ class _Server:
         self.drafts = outer
         return replace(repeat, operations=inside)
 
-    def _known(self) -> frozenset[tuple[Request, Cursors]]:
-        return frozenset(self.cursors.items())
+    def _known(self) -> tuple[frozenset[tuple[Request, Cursors]], ...]:
+        return frozenset(self.cursors.items()), frozenset(self.told.items())
 
     def _forget(self, request: Request) -> None:
         self.cursors.pop(request, None)
+        self.told.pop(request, None)
         self.bounds.pop(request, None)
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
@@ -147,19 +150,23 @@ class _Server:
         yield replace(commit, accepted=counts, bound=None if D == T else D)
         for row, n in zip(rows, counts, strict=True):
             if row is not None and n is not None:
-                at = self.cursors.get(row, self.fresh)
-                self.bounds[row], self.cursors[row] = D, self._after(at, n, D)
+                self.bounds[row] = D
+                for view in (self.cursors, self.told):
+                    view[row] = self._after(view.get(row, self.fresh), n, D)
 
     def _decode(self, decode: Decode) -> Iterator[Operation]:
         """As it is where nothing waits; else a window of one, which a server that drafts does."""
         rows, ones = self._batch(decode.rows, (1,) * len(decode.rows))
-        at = [self.cursors.get(row, self.fresh) for row in rows if row is not None]
-        if any(c.write_pos for c in at):
+        real, T = [row for row in rows if row is not None], self.setup.window
+        waits = any(self.cursors.get(row, self.fresh).write_pos for row in real)
+        after = {row: self._after(self.told.get(row, self.fresh), 1, T) for row in real}
+        if waits or any(c.write_pos + T > self.setup.ring for c in after.values()):
             tag, profile = decode.tag, decode.profile
             verify = Verify(tag=tag, rows=rows, lengths=(1,) * len(rows), profile=profile)
             yield from self._step(verify, Commit(tag=tag, accepted=ones, dead=decode.dead))
         else:
             yield replace(decode, rows=rows)
+            self.told |= after
 
     def _prefill(self, prefill: Prefill) -> Iterator[Operation]:
         """What it folds goes on counting as waiting: a target need not own it."""
@@ -192,13 +199,12 @@ class _Server:
 
     def _room(self, row: Request, drafts: int) -> bool:
         """Whether that window fits behind the history, and the same once more, whatever is kept."""
-        if drafts <= self.bounds.get(row, self.setup.window):
-            return True
-        if not self.dialect.has_ring:
-            return True
-        at, L = self.cursors.get(row, self.fresh), self.setup.ring
-        after = [self._after(at, n, drafts) for n in range(1, drafts + 1)]
-        return all(c.write_pos + drafts <= L for c in (at, *after))
+        for view in (self.cursors, self.told):
+            at = view.get(row, self.fresh)
+            after = [self._after(at, n, drafts) for n in range(1, drafts + 1)]
+            if any(c.write_pos + drafts > self.setup.ring for c in (at, *after)):
+                return False
+        return True
 
     def _after(self, at: Cursors, accepted: int, drafts: int) -> Cursors:
         return committed(self.protocol, at, accepted, self.setup.ring, drafts)

@@ -8,6 +8,7 @@ in each of its steps must stay what it was, or be one where it was nothing.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -17,6 +18,7 @@ from ringfold.fuzz.story import Plan
 from ringfold.fuzz.trace import (
     Admit,
     Commit,
+    Decode,
     Fork,
     Free,
     Operation,
@@ -34,7 +36,7 @@ HISTORIES = 150  # a prefix whose owner was left out came up once in fifty
 SHARE_AS_TOLD = 0.95  # the ring: 0.978; all others: 1
 OPERATIONS = frozenset(
     {
-        *("admit", "free", "fork", "verify", "commit", "idle", "place"),
+        *("admit", "free", "fork", "verify", "commit", "prefill", "idle", "place"),
         *("save", "restore", "donate", "hit", "evict"),
     }
 )
@@ -63,6 +65,7 @@ def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
     setup = setup_of(dialect)
     plan = Plan(setup, "sim", OPERATIONS, rows=3, steps=20, directed=True)
     as_told = all_told = 0
+    drafts = list[int]()
     for number in range(HISTORIES):
         trace = history(plan, 7, number)
         served = Trace(
@@ -81,6 +84,7 @@ def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
                 assert len(set(verify.lengths)) == 1
                 assert (after.bound or setup.window) == verify.lengths[0]
                 assert len(verify.rows) < setup.slots
+                drafts.append(verify.lengths[0])
         before, now = accepted_of(trace.operations), accepted_of(served.operations)
         for request, counts in now.items():
             # A request that left with a window in flight has now kept a token of that first.
@@ -91,6 +95,62 @@ def test_a_history_stays_legal_and_accepts_what_it_did(dialect: str) -> None:
             as_told += sum(n == most for n, most in zip(counts, kept, strict=True))
             all_told += len(counts)
     assert as_told >= SHARE_AS_TOLD * all_told
+    assert {before < now for before, now in pairwise(drafts)} == {True, False}
+
+
+@pytest.mark.parametrize("dialect", ["ring", "fold-every-commit", "compact"])
+def test_a_history_with_plain_decoding_stays_legal(dialect: str) -> None:
+    """Steps in place where nothing waits, and windows of one elsewhere."""
+    setup = setup_of(dialect)
+    plan = Plan(setup, "sim", OPERATIONS | {"decode"}, rows=3, steps=20, directed=False)
+    for number in range(HISTORIES // 3):
+        trace = history(plan, 8, number)
+        operations = in_lockstep(trace.operations, setup)
+        validate(Trace(setup=setup, payload=trace.payload, operations=operations))
+
+
+def test_plain_decoding_is_a_window_of_one_where_records_wait() -> None:
+    """A backend's decode step goes on from the checkpoint, and would lack them."""
+    setup = setup_of("ring")
+    operations: list[Operation] = [
+        Admit(request=0, tag=1),
+        Decode(tag=2, rows=(0, None)),
+        Verify(tag=3, rows=(0,), lengths=(2,)),
+        Commit(tag=3, accepted=(1,)),
+        Decode(tag=4, rows=(0, None), dead="nan"),
+        Verify(tag=5, rows=(0,), lengths=(2,)),
+        Commit(tag=5, accepted=(2,)),
+    ]
+
+    served = in_lockstep(operations, setup)
+
+    assert served == (
+        *operations[:4],
+        Verify(tag=4, rows=(0, None), lengths=(1, 1)),
+        Commit(tag=4, accepted=(1, None), bound=1, dead="nan"),
+        *operations[5:],
+    )
+    validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
+
+
+def test_a_window_grows_as_far_as_there_is_room() -> None:
+    """Seven records in a ring of eight leave room for one token until they are folded."""
+    setup = setup_of("ring")
+    ones: list[Operation] = []
+    for tag in range(1, 8):
+        ones += [
+            Verify(tag=tag, rows=(0,), lengths=(1,)),
+            Commit(tag=tag, accepted=(1,), bound=1),
+        ]
+    longer: list[Operation] = []
+    for tag in (8, 9):
+        longer += [Verify(tag=tag, rows=(0,), lengths=(2,)), Commit(tag=tag, accepted=(2,))]
+
+    served = in_lockstep([Admit(request=0, tag=0), *ones, *longer], setup)
+
+    drafts = [o.lengths[0] for o in served if isinstance(o, Verify)]
+    assert drafts == [1] * 8 + [2]
+    validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
 
 
 def test_a_request_whose_source_waits_with_records_is_left_out() -> None:
