@@ -34,7 +34,7 @@ Outcome = Literal[
     "crashes late",
     "refused either way",
 ]
-CRASHING: Final = {hazard.name for hazard in HAZARDS if hazard.crashes}
+COMPILED: Final = {hazard.name for hazard in HAZARDS if hazard.compiled}
 STAND_INS: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("bfloat16", "bfloat16"): ("float16", "float16"),
     ("bfloat16", "float32"): ("float16", "float32"),
@@ -392,7 +392,8 @@ def _shown(accepted: Sequence[Row]) -> dict[str, dict[str, Any]]:
         for name in row.hazards:
             entry = shown.setdefault(name, {"accepted": 0, "shown": None})
             entry["accepted"] += 1
-            if entry["shown"] is None and (how := row.differs or row.crashed) is not None:
+            how = None if name in COMPILED else row.differs or row.crashed
+            if entry["shown"] is None and how is not None:
                 entry["shown"] = {"changes": row.changes, "as": msgspec.to_builtins(how)}
     return shown
 
@@ -404,7 +405,8 @@ def _surprises(row: Row) -> Iterator[str]:
     if not row.exercised or row.not_run:
         return
     shown = row.differs or row.crashed
-    if row.hazards and shown is None:
-        yield f"{', '.join(row.hazards)} is predicted, and nothing shows"
-    if not row.hazards and shown is not None:
+    predicted = [name for name in row.hazards if name not in COMPILED]
+    if predicted and shown is None:
+        yield f"{', '.join(predicted)} is predicted, and nothing shows"
+    if not predicted and shown is not None:
         yield f"nothing is predicted, but {shown}"

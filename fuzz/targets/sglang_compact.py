@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ringfold.fuzz.checks import eps
-from ringfold.fuzz.target import IEEE, TF32, Floats, HeadParameters, Precision, Request
+from ringfold.fuzz.target import (
+    IEEE,
+    TF32,
+    Device,
+    Floats,
+    HeadParameters,
+    Precision,
+    RefusedError,
+    Request,
+)
 from ringfold.fuzz.targets.pooled import Batch
 from ringfold.fuzz.targets.sglang_places import Places
 from ringfold.fuzz.targets.sglang_release import RING
 from ringfold.fuzz.targets.sglang_tracks import Tracks
+from ringfold.sim.configuration.serving import DOT_ROWS_MIN
 from ringfold.sim.dialects import COMPACT_DIALECT
 from ringfold.sim.setup import NULL_SLOT, Setup
 
@@ -19,6 +29,17 @@ if TYPE_CHECKING:
 
 
 CURSORS: Final = ("write_pos", "cache_base", "is_flush")
+RING_MIN: Final = DOT_ROWS_MIN["h200"]
+
+
+def short_ring(device: Device, ring: int) -> str:
+    """Why the commit can't be compiled for a ring; empty if it can, as always if interpreted."""
+    if device == "cpu" or ring >= RING_MIN:
+        return ""
+    return (
+        f"its commit adds up over the ring in a tl.dot, which takes {RING_MIN} rows at least on a "
+        f"GPU, not {ring}: choose a ring of {RING_MIN} or more"
+    )
 
 
 class SglangCompact(Tracks, Places):
@@ -29,12 +50,16 @@ class SglangCompact(Tracks, Places):
     null_place = NULL_SLOT
 
     def refuses(self, setup: Setup) -> str:
-        """The fold takes `tl.arange(0, K)`, which wants a power of two."""
+        """What the fold is not compiled for; it takes `tl.arange(0, K)`, too."""
         K = setup.geometry.key_dim
-        return "" if K & (K - 1) == 0 else f"its commit kernel wants K a power of two, not {K}"
+        if K & (K - 1):
+            return f"its commit kernel wants K a power of two, not {K}"
+        return short_ring(self.device, setup.ring)
 
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
         """Allocate; what the dots lose depends on the dtypes of checkpoint and records."""
+        if because := self.refuses(setup):
+            raise RefusedError(f"target {self.name}: {because}")
         super().open(setup, parameters)
         self.precision = self._precision(setup)
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ringfold.sim.configuration.flags import Configuration
 from ringfold.sim.configuration.serving import Release, Serving, serve
-from ringfold.sim.cursors import NO_RING, Cursors, Protocol
+from ringfold.sim.cursors import COMPACT, COMPACT_NARROW, NO_RING, Cursors, Protocol
 
 SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11, "float32": 24}
 EXPONENT: Final = {"bfloat16": 8, "float16": 5, "float32": 8}
@@ -31,6 +31,8 @@ class Hazard(NamedTuple):
     crashes: bool
     """Whether the server dies of it, rather than go on with another state."""
     when: Callable[[Serving, Release], bool]
+    compiled: bool = False
+    """Whether it shows in compiled kernels alone: the interpreter goes on."""
 
 
 class Verdict(NamedTuple):
@@ -97,7 +99,25 @@ def loses_bits(activation: str, record: str) -> bool:
     return SIGNIFICAND[activation] > SIGNIFICAND[record] or EXPONENT[activation] > EXPONENT[record]
 
 
+def wraps(ring: int) -> bool:
+    """Whether a row is found by and-ing with L - 1."""
+    return ring >= 1 and ring & (ring - 1) == 0
+
+
 HAZARDS: Final = (
+    Hazard(
+        "a ring that no fold can be compiled for",
+        "the commit adds up over the ring in a `tl.dot`, which takes 16 rows at least",
+        "the first window is committed, folded or not",
+        crashes=True,
+        when=lambda s, r: (
+            s.replays
+            and s.protocol in (COMPACT, COMPACT_NARROW)
+            and wraps(s.ring)
+            and s.ring < s.dot_rows
+        ),
+        compiled=True,
+    ),
     Hazard(
         "a tree is verified as a chain",
         "the window's records and its triangle know one parent for each token, the one before it",
@@ -117,11 +137,7 @@ HAZARDS: Final = (
         "a record's row is found by and-ing with L - 1, which wraps at powers of two only",
         "the first window is verified",
         crashes=True,
-        when=lambda s, r: (
-            s.replays
-            and (s.protocol is not NO_RING or s.kda)
-            and (s.ring < 1 or s.ring & (s.ring - 1) != 0)
-        ),
+        when=lambda s, r: s.replays and (s.protocol is not NO_RING or s.kda) and not wraps(s.ring),
     ),
     Hazard(
         "a plain step starts at a checkpoint that lags",

@@ -6,6 +6,7 @@ what differs between releases; where each fact stands is said beside it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ringfold.sim.configuration.flags import Configuration
@@ -57,6 +58,11 @@ RELEASES: Final = (
 )  # fmt: skip
 
 
+DOT_ROWS_MIN: Final[Mapping[str, int]] = {"h200": 16, "b200": 16, "mi300": 1, "cpu": 1}
+"""How many products `tl.dot` wants to add up at least, of 16 bits or 32 (`min_dot_size` in Triton's
+`backends/*/compiler.py`). The interpreter, which is what runs here on a CPU, takes any number."""
+
+
 def ordered(version: str) -> tuple[int, ...]:
     """A version as numbers; raises `ValueError` where it is none."""
     return tuple(int(part) for part in version.split("."))
@@ -95,6 +101,8 @@ class Serving(NamedTuple):
     ring: int
     protocol: Protocol
     """How the cursors move that a request's records have."""
+    dot_rows: int
+    """Of `DOT_ROWS_MIN`, on this server's machine."""
     state: str
     record: str
     activation: str
@@ -133,6 +141,7 @@ def serve(flags: Configuration, release: Release) -> Serving:
         width=width,
         ring=flags.ring,
         protocol=protocol,
+        dot_rows=DOT_ROWS_MIN[flags.hardware],
         state=state,
         record=flags.record,
         activation=flags.activation,

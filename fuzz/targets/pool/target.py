@@ -41,6 +41,7 @@ from ringfold.fuzz.target import (
 )
 from ringfold.fuzz.targets import environments
 from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
+from ringfold.fuzz.targets.sglang_compact import short_ring
 from ringfold.fuzz.targets.sglang_release import Release
 from ringfold.oracle.units import UNIT
 from ringfold.sim.dialects import (
@@ -195,7 +196,7 @@ class SglangPool:
             return f"its records are for a float32 state, not {dtypes.state}"
         if g.key_dim & (g.key_dim - 1) or g.key_dim < 32:
             return f"its kernels want K a power of two from 32 on, not {g.key_dim}"
-        return ""
+        return short_ring(self.device, setup.ring) if self.dialect.name == "compact" else ""
 
     def open(self, setup: Setup, parameters: HeadParameters) -> None:
         """Have the release build a pool and a backend, and map the pool's memory."""

@@ -108,6 +108,19 @@ def test_what_was_not_predicted_is_a_surprise() -> None:
     assert "nothing is predicted, but" in next(compare._surprises(odd))
 
 
+def test_what_shows_in_compiled_kernels_alone_may_not_show() -> None:
+    """A short ring dies on a GPU, and the interpreter goes on; a wrong state is a surprise."""
+    short = msgspec.structs.replace(BASE, ring=8)
+    quiet = judged(short, with_replay=ACCEPTED, run=AGREED)
+    nowhere = Answer("windows", differs=Difference("windows", "off by 2"))
+    odd = judged(short, with_replay=ACCEPTED, run=nowhere)
+
+    assert quiet.hazards == ["a ring that no fold can be compiled for"]
+    assert quiet.outcome == "crashes late"
+    assert not list(compare._surprises(quiet))
+    assert "nothing is predicted, but" in next(compare._surprises(odd))
+
+
 def test_what_needs_a_compiled_kernel_is_not_run_and_no_surprise() -> None:
     """Stand-ins for compiled packages fail when called; that says nothing of a configuration."""
     missing = Failure("RuntimeError", "flashinfer.x is a compiled kernel that is not here", "a:b")

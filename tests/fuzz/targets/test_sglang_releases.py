@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from ringfold.fuzz.configurations import configurations, rows
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.story import Plan
-from ringfold.fuzz.target import Request, Target
+from ringfold.fuzz.target import HeadParameters, RefusedError, Request, Target, refusal
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import UnknownTargetError, listed, resolve
 from ringfold.fuzz.targets.sglang_fold import SglangFold
@@ -32,6 +34,7 @@ from ringfold.fuzz.targets.sglang_release import (
 from ringfold.fuzz.targets.wheels import WheelError
 from ringfold.fuzz.trace import Admit, Commit, Verify, load
 from ringfold.fuzz.walk import walk
+from ringfold.sim.setup import SetupError
 
 FLA = "sglang/kernels/ops/attention/fla/"
 LINEAR = "sglang/kernels/ops/attention/linear/"
@@ -238,6 +241,26 @@ def test_a_known_finding_is_found(trace: str, family: str, symptom: str, version
     verdict = walk(load(FINDINGS / trace), resolve(f"{family}=={version}"))
 
     assert ("state-local", symptom) in {m.key for m in verdict.mismatches}
+
+
+@pytest.mark.parametrize("release", [r for r, d in DIALECT_OF.items() if d == "compact"])
+def test_a_ring_that_does_not_compile_is_refused_on_a_gpu(release: str) -> None:
+    """With the reason, before anything is allocated; the interpreter takes it."""
+    present(release)
+    target = resolve(release)
+    short = msgspec.structs.replace(plans(target)[0].setup, ring=8)
+    parameters = HeadParameters(np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32))
+    assert not refusal(target, short)
+
+    target.device = "cuda"
+
+    assert not refusal(target, msgspec.structs.replace(short, ring=16))
+    with pytest.raises(RefusedError, match="takes 16 rows at least on a GPU, not 8"):
+        target.open(short, parameters)
+    of_a_gpu = configurations("compact", "cuda", refuses=partial(refusal, target))
+    assert min(setup.ring for setup in of_a_gpu) == 16
+    with pytest.raises(SetupError, match="the target refuses: its commit adds up over the ring"):
+        configurations("compact", "cuda", ring=8, refuses=partial(refusal, target))
 
 
 def test_nothing_to_split_is_said() -> None:

@@ -58,6 +58,19 @@ def test_how_far_a_bound_may_grow_depends_on_who_folds() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ring", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("hardware", AXES["hardware"])
+def test_a_dot_wants_sixteen_rows_of_a_compact_ring(version: str, ring: int, hardware: str) -> None:
+    """On NVIDIA's machines, where the commit adds up over the ring, and of GDN alone."""
+    short = ring < 16 and hardware in ("h200", "b200") and release_of(version).dialect == "compact"
+    flags = changed(ring=ring, hardware=hardware, drafts=Drafts(0, 1, 1))
+    name = "a ring that no fold can be compiled for"
+
+    assert (name in names(flags, version)) == short
+    assert name not in names(msgspec.structs.replace(flags, model="kda"), version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_base_is_safe(version: str) -> None:
     """Linear drafts of one length, no prefix cache, one kind of step: nothing can be lost."""
     verdict = judge(BASE, release_of(version))
