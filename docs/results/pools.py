@@ -1,6 +1,7 @@
 """Walk every release's pool on the CPU; what was driven, what differed, and what agrees without it.
 
     python docs/results/pools.py              # all eight, some 20 minutes; writes pools-cpu.json
+    python docs/results/pools.py 0.5.16       # that release anew, in the same file
     python docs/results/pools.py --table      # prints the table of docs/integration.md from it
 
 Three parts of each release, `--seconds` shared among them 3 : 5 : 2. `everything` is all that the
@@ -29,6 +30,7 @@ from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.legality import classify
 from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.provenance import stamped
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets import registry
 from ringfold.fuzz.trace import Decode, Operation, Prefill, Trace, Verify, unroll
@@ -198,14 +200,16 @@ def main() -> int:
     if options.table:
         print(table(json.loads(options.out.read_text(encoding="utf-8"))["releases"]))
         return 0
-    releases: dict[str, Any] = {}
+    kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    releases: dict[str, Any] = kept.get("releases", {})
     for version in options.versions:
         identity = dict(registry.resolve(f"sglang-pool=={version}").identity())
         parts = {name: part(version, name, options.seconds * s) for name, s in SHARES.items()}
-        releases[version] = {"identity": identity, **parts}
-        write_json(options.out, {"seconds": options.seconds, "seed": SEED, "releases": releases})
+        how = {"identity": identity, "seconds": options.seconds, "seed": SEED}
+        releases[version] = stamped({**how, **parts})
+        write_json(options.out, {"releases": dict(sorted(releases.items()))})
         print(table({version: releases[version]}).splitlines()[-1], file=sys.stderr, flush=True)
-    return int(any(parts["sound"]["with a mismatch"] for parts in releases.values()))
+    return int(any(releases[v]["sound"]["with a mismatch"] for v in options.versions))
 
 
 if __name__ == "__main__":
