@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-standins: Any = importlib.import_module("standins")  # it lies beside this file
+standins: Any = importlib.import_module("standins")  # the worker has loaded it
 Loose = standins.Loose
 
 REQUESTS: Final = 4
@@ -507,7 +507,7 @@ def run(
     """Everything that the resolved arguments make a server do; see the module."""
     found: dict[str, Any] = {"stage": "pool", "events": []}
     try:
-        standins.before_running()
+        standins.after_import()
         module = importlib.import_module("sglang.srt.server_args")
         module.set_global_server_args_for_scheduler(arguments)
         parallel = importlib.import_module("sglang.srt.distributed.parallel_state")

@@ -20,12 +20,14 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 PREDICATES: Final = (
@@ -113,10 +115,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def load() -> Any:
     """Import the release on `sys.path`; returns its `sglang.srt.server_args`."""
-    importlib.import_module("standins").before_import()
+    _standins().before_import()
     server_args = importlib.import_module("sglang.srt.server_args")
     importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
     return server_args
+
+
+def _standins() -> Any:
+    """The module of that name from the folder of targets, whose `sglang.py` no path may meet."""
+    file = Path(__file__).parents[1] / "targets" / "standins.py"
+    spec = importlib.util.spec_from_file_location("standins", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["standins"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pretend(name: str, originals: Mapping[str, Any]) -> None:

@@ -20,12 +20,13 @@ import torch
 import triton
 from numpy.typing import NDArray
 
+from ringfold.fuzz.targets import standins
 from ringfold.fuzz.targets.pool import absent, shims
 from ringfold.fuzz.targets.pool.arena import DEVICE, Arena, DeviceArena
 from ringfold.fuzz.targets.pool.graphs import Graphs
 from ringfold.fuzz.targets.pool.prefixes import Prefixes, prompt, set_lengths
 from ringfold.fuzz.targets.pool.protocol import Message
-from ringfold.fuzz.targets.pool.shims import Permissive
+from ringfold.fuzz.targets.standins import Loose
 
 FULL_TOKENS = 1024
 """Token places of the pool of full attention, which nothing here computes with."""
@@ -53,7 +54,7 @@ class Pools:
         shims.leave_untuned()
         self.modules = {name: importlib.import_module(name) for name in FILES}
         if DEVICE == "cpu":
-            shims.apply()
+            standins.after_import()
         self.arguments = shims.publish_arguments()
         self.open_pools: dict[str, Pool] = {}
 
@@ -175,12 +176,12 @@ class Pool:
         from sglang.srt.configs import Qwen3NextConfig
         from sglang.srt.layers.attention.linear import utils
 
-        runner: Any = Permissive(
+        runner: Any = Loose(
             device=DEVICE,
             server_args=arguments,
             is_draft_worker=False,
             req_to_token_pool=self.pool,
-            model_config=Permissive(
+            model_config=Loose(
                 hf_config=Qwen3NextConfig(), hf_text_config=Qwen3NextConfig(), is_draft_model=False
             ),
         )
@@ -194,7 +195,7 @@ class Pool:
         from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 
         if drafts not in self.backends:
-            full = Permissive(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
+            full = Loose(req_to_token_pool=self.pool, needs_cpu_seq_lens=False)
             linear = GDNAttnBackend(self.runner)
             running = self.setup["slots"] - 1
             linear.init_cuda_graph_state(running, running * drafts)
@@ -386,17 +387,17 @@ class Pool:
         for i, n in enumerate(accepted):
             index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
         length = BOUNDARY - (track or 0)
-        batch: Any = Permissive(
+        batch: Any = Loose(
             forward_mode=self._mode("TARGET_VERIFY" if count else "IDLE"),
             reqs=[self.requests[request] for request in rows],
             req_to_token_pool=self.pool,
             seq_lens=torch.full((count,), length, dtype=torch.int64, device=DEVICE),
-            tree_cache=Permissive(page_size=1),
+            tree_cache=Loose(page_size=1),
         )
 
         def work(places: torch.Tensor, kept: torch.Tensor, index: torch.Tensor) -> None:
             batch.req_pool_indices = places
-            worker = Permissive(model_runner=self.runner)
+            worker = Loose(model_runner=self.runner)
             commit_mamba_states_after_verify(worker, batch, kept, index, tokens)
 
         kept = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
@@ -428,14 +429,14 @@ class Pool:
 
     def _batch(self, rows: list[int], padding: int, mode: Any, tokens: int) -> Any:
         count = len(rows) + padding
-        return Permissive(
+        return Loose(
             batch_size=count,
             num_padding=padding,
             req_pool_indices=torch.cat([self._row_indices(rows), _row_zero(padding)]),
             forward_mode=mode,
             logical_forward_mode=mode,
             input_ids=torch.zeros(count * tokens, dtype=torch.int64, device=DEVICE),
-            spec_info=Permissive(draft_token_num=tokens),
+            spec_info=Loose(draft_token_num=tokens),
         )
 
     @staticmethod
@@ -502,7 +503,7 @@ class Pool:
         from sglang.srt.model_executor.model_runner import ModelRunner
 
         source, target = copy or (None, None)
-        batch = Permissive(
+        batch = Loose(
             forward_mode=ForwardMode.EXTEND,
             mamba_clear_indices=_indices(clear),
             mamba_cow_src_indices=_indices(source),
@@ -514,15 +515,15 @@ class Pool:
         """What moves the keys and values of full attention: here, nothing but the mamba part."""
         from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 
-        pool = Permissive(
+        pool = Loose(
             mamba_pool=self.pool.mamba_pool,
             _mamba_translate=lambda indices: indices,
-            full_kv_pool=Permissive(
+            full_kv_pool=Loose(
                 get_cpu_copy=lambda *a, **k: None, load_cpu_copy=lambda *a, **k: None
             ),
             cpu_copy_carries_mamba=getattr(HybridLinearKVPool, "cpu_copy_carries_mamba", None),
         )
-        return Permissive(
+        return Loose(
             get_kvcache=lambda: pool,
             get_cpu_copy=lambda *a, **k: HybridLinearKVPool.get_cpu_copy(pool, *a, **k),
             load_cpu_copy=lambda *a, **k: HybridLinearKVPool.load_cpu_copy(pool, *a, **k),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ringfold.fuzz.targets.pool.arena import DEVICE
-from ringfold.fuzz.targets.pool.shims import Permissive
+from ringfold.fuzz.targets.standins import Loose
 
 TOKENS = 4096
 """Places of the full attention's pool, which nothing here computes with."""
@@ -37,7 +37,7 @@ class Prefixes:
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
         self.pool = pool
-        full = Permissive(maybe_get_custom_mem_pool=lambda: None)
+        full = Loose(maybe_get_custom_mem_pool=lambda: None)
         self.allocator = TokenToKVPoolAllocator(TOKENS, torch.float32, DEVICE, full, False)
         params = CacheInitParams(
             disable=False,
@@ -46,7 +46,7 @@ class Prefixes:
             page_size=1,
         )
         self.cache = registry.default_radix_cache_factory(
-            Permissive(
+            Loose(
                 params=params,
                 server_args=arguments,
                 is_hybrid_ssm=True,

@@ -1,13 +1,15 @@
-"""What a release needs from outside to run on a CPU, in Triton's interpreter.
+"""What a release needs from outside to run on a CPU, in Triton's interpreter: no source is edited.
 
-Runs in a release's environment, from `worker.py` and `exercise.py`; imports nothing of ringfold.
+Runs in a release's environment, for the pools of `fuzz.targets.pool` and for the worker of
+`fuzz.configure`; imports nothing of ringfold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,11 +40,6 @@ class OnCpu(torch.overrides.TorchFunctionMode):
         return func(*args, **options)
 
 
-class _Index(int):
-    def to(self, *_: Any) -> _Index:
-        return self
-
-
 def before_import() -> None:
     """Torchvision's binary can't load beside the CPU's torch; its operators have to exist."""
     for operator in ("nms", "qnms"):
@@ -50,35 +47,55 @@ def before_import() -> None:
             f"torchvision::{operator}",
             "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
         )
+    boolean_masks()
+    # A prefill's kernels are launched within the context of their tensors' GPU.
+    vars(torch.cpu)["device"] = lambda _: contextlib.nullcontext()
 
 
-def before_running() -> None:
-    """What the released kernels and their wrappers need where no GPU is."""
-    vars(torch.cpu).setdefault("device", lambda _: contextlib.nullcontext())
+def boolean_masks() -> None:
+    """Newer interpreters refuse masks that a comparison of scalars made integers."""
     numpy = importlib.import_module("numpy")
     builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
         original = getattr(builder, name)
 
         def masked(self: Any, *args: Any, _original: Any = original, _at: int = at) -> Any:
-            if args[_at].data.dtype != numpy.bool_:  # comparing block with scalar gives ints
-                args[_at].data = args[_at].data.astype(numpy.bool_)
+            mask = args[_at]  # of a block pointer an array, which holds booleans
+            if not isinstance(mask, numpy.ndarray) and mask.data.dtype != numpy.bool_:
+                mask.data = mask.data.astype(numpy.bool_)
             return _original(self, *args)
 
         setattr(builder, name, masked)
-    for folder in ("fla", "linear"):  # a loop bound that was loaded gives Python's ints
+
+
+@functools.cache
+def after_import() -> None:
+    """What the released wrappers need where no GPU is; once a process."""
+    for folder in ("fla", "linear"):
         with contextlib.suppress(ImportError):
             fold = importlib.import_module(
                 f"sglang.kernels.ops.attention.{folder}.gdn_replayssm_spec_fold"
             )
-            vars(fold)["range"] = lambda *a: map(_Index, range(*(int(x) for x in a)))
+            vars(fold)["range"] = _castable_range
+    # These refuse tensors that do not claim to be on a GPU; nothing in them needs one.
     scatter = importlib.import_module("sglang.kernels.ops.mamba.mamba_state_scatter_triton")
     for name in ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask"):
         if hasattr(scatter, name):
-            setattr(scatter, name, _as_if_on_cuda(getattr(scatter, name)))
+            setattr(scatter, name, _claiming_cuda(getattr(scatter, name)))
 
 
-def _as_if_on_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+class _Index(int):
+    """A loop variable that can be cast, as where kernels are compiled: here it is Python's."""
+
+    def to(self, *_: Any) -> _Index:
+        return self
+
+
+def _castable_range(*bounds: Any) -> Iterator[_Index]:
+    return map(_Index, range(*(int(bound) for bound in bounds)))
+
+
+def _claiming_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment]
         try:
