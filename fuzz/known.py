@@ -1,7 +1,8 @@
 """Failures that are known and kept: which trace fails which checks on which versions of a target.
 
 A file of them is a JSON list. It excuses as little as it can: a mismatch that the trace itself
-expects, in a check that is listed, on a version within the range. An excuse that is not needed any
+expects, in a check that is listed, on a version within the range, and where it is said, on one kind
+of device. An excuse that is not needed any
 more is an error (`replay.Outcome.GONE`).
 """
 
@@ -14,6 +15,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from ringfold.fuzz.mismatch import Check, Mismatch
+from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Symptom, Trace
 
 FILE: Final = "known-failures.json"
@@ -43,6 +45,8 @@ class KnownFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reference: str
     """Where it is described."""
     note: str = ""
+    device: Device | None = None
+    """Where it shows; left out: on all."""
 
     def __post_init__(self) -> None:
         """Refuse a range that is none."""
@@ -55,12 +59,15 @@ class KnownFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         on = f"{self.target} {self.versions}".strip()
+        on += f" on {self.device}" if self.device else ""
         return f"{', '.join(self.checks)} on {on} ({self.reference})"
 
-    def concerns(self, trace: Path, target: str) -> bool:
-        """Whether it says anything of this trace on the target of this name."""
+    def concerns(self, trace: Path, target: str, device: Device) -> bool:
+        """Whether it says anything of this trace on the target of this name, run there."""
         family, _, version = target.partition("==")
         if (trace.name, family) != (self.trace, self.target):
+            return False
+        if self.device not in (None, device):
             return False
         if not self.versions or not version:
             return self.versions == version

@@ -94,7 +94,7 @@ def replay(
         return Replayed(str(path), name, Outcome.ERROR, str(error))
     except (MissingTargetError, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
-    return judge(trace, verdict, str(path), name, known)
+    return judge(trace, verdict, str(path), name, known, device)
 
 
 def replay_all(
@@ -130,17 +130,21 @@ def replay_all(
                     )
                 else:
                     continue
-                replayed.append(_cut_short(cut, path, target_name, known))
+                replayed.append(_cut_short(cut, path, target_name, known, device))
                 break  # this worker is gone
     return replayed
 
 
 def _cut_short(
-    mismatch: Mismatch, path: Path, target_name: str | None, known: Sequence[KnownFailure]
+    mismatch: Mismatch,
+    path: Path,
+    target_name: str | None,
+    known: Sequence[KnownFailure],
+    device: Device,
 ) -> Replayed:
     trace = load(path)
     verdict = Verdict(mismatches=[mismatch], complete=False)
-    return judge(trace, verdict, str(path), target_name or trace.target or "sim", known)
+    return judge(trace, verdict, str(path), target_name or trace.target or "sim", known, device)
 
 
 _watch: Watch
@@ -165,7 +169,12 @@ def _replay(
 
 
 def judge(
-    trace: Trace, verdict: Verdict, path: str, name: str, known: Sequence[KnownFailure] = ()
+    trace: Trace,
+    verdict: Verdict,
+    path: str,
+    name: str,
+    known: Sequence[KnownFailure],
+    device: Device,
 ) -> Replayed:
     """Compare what was seen when the trace was written with what is seen now."""
     replayed = Replayed(
@@ -189,7 +198,7 @@ def judge(
             )
             break
     failing = trace.expected != "agree"
-    expected = [failure for failure in known if failure.concerns(Path(path), name)]
+    expected = [failure for failure in known if failure.concerns(Path(path), name, device)]
     if verdict.mismatches:
         replayed.account = verdict.mismatches[0].sentence()
         if all(any(f.excuses(m, trace) for f in expected) for m in verdict.mismatches):

@@ -95,7 +95,17 @@ class TestRule:
     ) -> None:
         """Number by number, with both ends, whichever way the release is driven."""
         entry = changed(target="sglang", versions=versions)
-        assert entry.concerns(PLANTED, target) == covered
+        assert entry.concerns(PLANTED, target, "cpu") == covered
+
+    def test_what_shows_on_a_gpu_alone_is_nothing_to_the_interpreter(self) -> None:
+        """There the trace that agrees is no excuse gone; without a device the entry covers all."""
+        entry = changed(target="sim", device="cuda")
+
+        assert entry.concerns(PLANTED, "sim", "cuda")
+        assert not entry.concerns(PLANTED, "sim", "cpu")
+        assert again(entry, "sim").outcome == Outcome.FIXED
+        assert "on sim on cuda" in str(entry)
+        assert BUG.concerns(PLANTED, BUG.target, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +116,7 @@ class TestRule:
         ({"checks": []}, "name those that fail"),
         ({"checks": ["speed"]}, "Invalid enum value 'speed'"),
         ({"version": "1"}, "unknown field `version`"),
+        ({"device": "tpu"}, "Invalid enum value 'tpu'"),
     ],
 )
 def test_what_is_no_known_failure(entry: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ class TestCorpus:
 
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
     def test_a_kept_trace_shows_what_it_must(self, path: Path, device: str) -> None:
-        """It agrees, or fails as it is known to, on its own target."""
+        """It agrees, or fails as it is known to, on its own target; or shows on a GPU alone."""
         if path.name == known.FILE:
             assert len(KNOWN) == len(json.loads(path.read_text()))
             return
@@ -183,7 +194,12 @@ class TestCorpus:
         replayed = replay.replay(path, None, "cpu", KNOWN)
         if replayed.outcome == Outcome.MISSING:
             pytest.skip(replayed.account)
-        expected = Outcome.AGREES if load(path).expected == "agree" else Outcome.KNOWN
+        trace = load(path)
+        of_a_gpu = any(entry.concerns(path, trace.target or "", "cuda") for entry in KNOWN) and not any(
+            entry.concerns(path, trace.target or "", "cpu") for entry in KNOWN
+        )
+        fails = Outcome.FIXED if of_a_gpu else Outcome.KNOWN
+        expected = Outcome.AGREES if trace.expected == "agree" else fails
         assert replayed.outcome == expected, replayed.account
 
     @pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.trace)
@@ -191,14 +207,15 @@ class TestCorpus:
         self, entry: KnownFailure, device: str
     ) -> None:
         """Its trace is kept, and both ends of its range of versions show it."""
-        if device == "cuda":
-            pytest.skip("the corpus is what the CPU shows: pytest --device cpu")
+        on = entry.device or "cpu"
+        if device != on:
+            pytest.skip(f"the {on} shows it: pytest --device {on}")
         ends = entry.versions.split("..") if entry.versions else [""]
         _, driven, how = (load(CORPUS / entry.trace).target or "").partition("+")
         for version in ends:
             target = f"{entry.target}=={version}" if version else entry.target
             target += driven + how
-            replayed = replay.replay(CORPUS / entry.trace, target, "cpu", KNOWN)
+            replayed = replay.replay(CORPUS / entry.trace, target, on, KNOWN)
             if replayed.outcome == Outcome.MISSING:
                 pytest.skip(replayed.account)
             assert replayed.outcome == Outcome.KNOWN, replayed.account
