@@ -3,11 +3,11 @@
 torch, triton and upstream files alone, and no GPU: what a launch would compile on an H200 is
 compiled and not launched.
 
-    python fold_contraction.py FOLDER [--keys 64 128]
+    python fold_contraction.py RECURRENT FOLD [--keys 64 128] [--cuda]
 
-FOLDER holds the kernel files of one SGLang release (in its wheel under
-sglang/kernels/ops/attention/fla/): fused_sigmoid_gating_recurrent.py, with
-gdn_replayssm_spec_decode.py of 0.5.16 or gdn_replayssm_spec_fold.py of 0.5.17 to 0.5.19.
+RECURRENT is fused_sigmoid_gating_recurrent.py of an SGLang release, FOLD its
+gdn_replayssm_spec_decode.py (0.5.16) or gdn_replayssm_spec_fold.py (0.5.17 to 0.5.19), in its wheel
+under sglang/kernels/ops/attention/fla/. With --cuda, the GPU that is here is compiled for.
 
 Both kernels hold a state as a tile [K, 32 columns of V]. A lane has some neighbouring rows of every
 second, fourth, ... column, multiplies them with the key and adds them, before lanes are added. Of
@@ -27,8 +27,10 @@ from pathlib import Path
 from types import ModuleType
 
 PARSER = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-PARSER.add_argument("folder", type=Path)
-PARSER.add_argument("--keys", type=int, nargs="*", default=(32, 64, 96, 128, 256))
+PARSER.add_argument("recurrent", type=Path)
+PARSER.add_argument("fold", type=Path)
+PARSER.add_argument("--keys", type=int, nargs="*", default=(64, 128, 256))
+PARSER.add_argument("--cuda", action="store_true")
 OPTIONS = PARSER.parse_args()
 os.environ.pop("TRITON_INTERPRET", None)
 
@@ -59,28 +61,26 @@ def compile_only():
     def compile_and_keep(kernel, *arguments, warmup, **options):
         COMPILED[kernel.__name__] = run(kernel, *arguments, warmup=True, **options)
 
-    triton.runtime.driver.set_active(Hopper())
+    if not OPTIONS.cuda:
+        triton.runtime.driver.set_active(Hopper())
     triton.JITFunction.run = compile_and_keep
 
 
-def load(name):
-    """Execute the file, None if there is none; what 0.5.19 asks of its package is answered here."""
-    path = OPTIONS.folder / f"{name}.py"
-    if not path.exists():
-        return None
+def load(path):
+    """Execute the file; what 0.5.19 asks of its package is answered here."""
     parts = ("sglang", "kernels", "jit", "utils")
     for end in range(1, len(parts) + 1):
         package = sys.modules.setdefault(".".join(parts[:end]), ModuleType(parts[end - 1]))
         package.__path__ = []
     package.is_arch_support_pdl = lambda: True
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
 
-def launch(recurrent, fold, ring, act, K):
+def launch(recurrent, fold, act, K):
     """The recurrent kernel with its snapshots, and the fold, as the release launches them."""
 
     def zeros(*shape, dtype=act):
@@ -99,13 +99,13 @@ def launch(recurrent, fold, ring, act, K):
     )  # fmt: skip
     rawv, rawk = zeros(SLOTS, HV, L, V), zeros(SLOTS, H, L, K)
     g, beta = zeros(SLOTS, HV, L, dtype=fp32), zeros(SLOTS, HV, L, dtype=fp32)
-    if fold is not None:
+    if hasattr(fold, "commit_gdn_replayssm_fold_all_layers"):
         fold.commit_gdn_replayssm_fold_all_layers(
             state[None], rawv[None], rawk[None], g[None], beta[None], slots, slots, L, H
         )
         return
     cursors = [zeros(SLOTS, dtype=dtype) for dtype in (torch.int32, torch.int32, torch.int8)]
-    ring.gdn_replayssm_spec_decode(
+    fold.gdn_replayssm_spec_decode(
         q, k, v, a, b, A_log, dt_bias, state, zeros(SLOTS, HV, L, V), zeros(SLOTS, H, L, K), g,
         rawv, rawk, beta, zeros(B * T, HV, V), starts, slots, *cursors, L, T,
     )  # fmt: skip
@@ -149,18 +149,11 @@ def sums(ptx):
 
 def main():
     compile_only()
-    recurrent, fold, ring = map(
-        load,
-        (
-            "fused_sigmoid_gating_recurrent",
-            "gdn_replayssm_spec_fold",
-            "gdn_replayssm_spec_decode",
-        ),
-    )
-    print(f"Triton {triton.__version__}, for sm_90")
+    recurrent, fold = load(OPTIONS.recurrent), load(OPTIONS.fold)
+    print(f"Triton {triton.__version__}, for {'this GPU' if OPTIONS.cuda else 'sm_90'}")
     for act in (torch.float32, torch.bfloat16, torch.float16):
         for K in OPTIONS.keys:
-            launch(recurrent, fold, ring, act, K)
+            launch(recurrent, fold, act, K)
             folded, walked = (sums(COMPILED[name].asm["ptx"]) for name in (FOLD, RECURRENT))
             apart = [i for i, column in enumerate(folded) if column != walked[i]]
             print(f"{act}, K = {K}: {'not ' if apart else ''}added alike")

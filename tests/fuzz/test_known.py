@@ -195,10 +195,8 @@ class TestCorpus:
         if replayed.outcome == Outcome.MISSING:
             pytest.skip(replayed.account)
         trace = load(path)
-        of_a_gpu = any(entry.concerns(path, trace.target or "", "cuda") for entry in KNOWN) and not any(
-            entry.concerns(path, trace.target or "", "cpu") for entry in KNOWN
-        )
-        fails = Outcome.FIXED if of_a_gpu else Outcome.KNOWN
+        devices = {entry.device for entry in KNOWN if entry.trace == path.name}
+        fails = Outcome.FIXED if devices == {"cuda"} else Outcome.KNOWN
         expected = Outcome.AGREES if trace.expected == "agree" else fails
         assert replayed.outcome == expected, replayed.account
 
