@@ -384,7 +384,7 @@ def test_a_mismatch_stays_one_whatever_else_is_inconclusive(mine: Path, tmp_path
     """Beside a failure that repeats, one that does not changes nothing: 1."""
     code, report, _ = ran(
         mine,
-        *("fuzz", "mine:FlakyAndWrong", "--max-windows", "200", "--workers", "1"),
+        *("fuzz", "mine:FlakyAndWrong", "--max-windows", "400", "--workers", "1"),
         *("--no-shrink", "--run-dir", str(tmp_path)),
     )
 
@@ -478,7 +478,7 @@ def test_standard_output_is_the_objects_alone(mine: Path, tmp_path: Path) -> Non
     )
 
     assert code == 0
-    assert report["targets"] == ["mine:Prints"]
+    assert report["targets"] == ["mine:Prints", "mine:Prints+twin"]
     assert "printed by a target" in err
     assert "printed by its child" in err
 

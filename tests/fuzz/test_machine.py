@@ -37,24 +37,27 @@ def told(target: str, seed: int, windows_max: int) -> list[Trace]:
         traces.append(trace)
         return walk(trace, one)
 
-    examine(plans(one)[0], seed, walked, windows_max=windows_max)
+    # Without repeats, one of which may take all windows.
+    plan = plans(one)[0]._replace(horizon=0)
+    examine(plan, seed, walked, windows_max=windows_max)
     return traces
 
 
 def test_histories_are_legal_and_go_by_the_same_rules() -> None:
     """Of kinds that the rules know, up to as many windows as were asked for."""
-    traces = told("sim", 1, 200)
-
-    for trace in traces:
-        validate(trace)
-    kinds = {type(operation).__name__.lower() for trace in traces for operation in trace.operations}
+    kinds = set()
+    for seed in range(3):
+        traces = told("sim", seed, 200)
+        for trace in traces:
+            validate(trace)
+            kinds |= {type(operation).__name__.lower() for operation in trace.operations}
+        assert sum(windows(trace.operations) for trace in traces) == 200
     assert {"admit", "verify", "commit", "decode", "free"} <= kinds <= set(RULES)
-    assert sum(windows(trace.operations) for trace in traces) == 200
 
 
 def test_the_same_seed_makes_the_same_choices() -> None:
-    """And another one others."""
-    first, again, other = (told("sim", seed, 60) for seed in (1, 1, 2))
+    """And another one others, once the plainest history is told, with which each begins."""
+    first, again, other = (told("sim", seed, 150) for seed in (1, 1, 2))
 
     assert first == again
     assert first != other
