@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings, target
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -172,5 +173,6 @@ def examine(
         verbosity=Verbosity.quiet,
     )
     kind = seed(seed_)(machine(plan, limited))
-    with contextlib.suppress(_EnoughError, AssertionError):
+    # It walks a failing history again, which is cut short where the budget ends meanwhile: flaky.
+    with contextlib.suppress(_EnoughError, AssertionError, Flaky):
         run_state_machine_as_test(kind, settings=quiet)
