@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ringfold.fuzz import explore
+from ringfold.fuzz import tours
+from ringfold.fuzz.cursor_inputs import walk_cursors
 from ringfold.fuzz.directed import GATED
 from ringfold.fuzz.generate import history, told
 from ringfold.fuzz.hunt import plans, plans_with_twin
@@ -22,6 +23,7 @@ from ringfold.fuzz.mutation.layouts import LAYOUTS, Layout
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.target import Device, Target
+from ringfold.fuzz.targets.dropin import DropInRing
 from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify
 from ringfold.fuzz.walk import Walk
 from ringfold.sim.setup import Geometry, SetupError
@@ -52,6 +54,8 @@ class Found(NamedTuple):
     windows: int
 
 
+Run = Callable[[Target, OutOfTime], Found]
+
 TWIN: Final = "twin"
 """The stage in which the target's twin is walked as a target."""
 
@@ -61,7 +65,7 @@ class Stage(NamedTuple):
 
     name: str
     layout: Layout
-    run: Callable[[Target, OutOfTime], Found]
+    run: Run
     """To be given a target whose memory is laid out so; in stage `TWIN`, the target's twin."""
 
     def __str__(self) -> str:
@@ -77,11 +81,12 @@ def gauntlet(target: Target, name: str, device: Device, seed: int) -> Iterator[S
     far = min(planned, key=lambda plan: (plan.setup.ring, -plan.setup.window))
     layouts: tuple[Layout, ...] = LAYOUTS if device == "cpu" else ("packed", "apart")
     yield _history(directed[0], seed, 0, "packed")
-    cursors = functools.partial(_cursors, plan=explore.Plan(name, device, directed[0].setup))
+    cursors = functools.partial(_cursors, plan=tours.Plan(name, device, directed[0].setup))
     yield Stage("cursors", "packed", cursors)
     for plan in plans_with_twin(target, device)[len(every) :]:
         yield _history(_in_float32(plan), seed, 0, "apart")._replace(name=TWIN)
     yield from _sizes(target, name, device, seed)
+    yield from _splits(target, name, device, seed)
     yield from _crowds(target, name, device, seed)
     if "far" in layouts:
         yield _history(far, seed, 0, "far")
@@ -98,6 +103,15 @@ def _sizes(target: Target, name: str, device: Device, seed: int) -> Iterator[Sta
         for plan in _planned(target, name, device, geometry, ring, window):
             short = plan._replace(directed=False, steps=STEPS_SIZES)
             yield _history(short, seed, 0, "apart")._replace(name=size)
+
+
+def _splits(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
+    """Fold and verify launched one at a time, where a launch does both otherwise."""
+    if isinstance(target, DropInRing) and target.launch_modes == ("both",):
+        _, geometry, ring, window = SIZES[-1]
+        for plan in _planned(target, name, device, geometry, ring, window):
+            both = _history(plan, seed, 0, "packed")
+            yield both._replace(name="split", run=functools.partial(_split, run=both.run))
 
 
 def _crowds(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:
@@ -183,8 +197,18 @@ def _walked(target: Target, out_of_time: OutOfTime, trace: Trace) -> Found:
     return Found(first.check, first.sentence(), verdict.windows)
 
 
-def _cursors(target: Target, out_of_time: OutOfTime, plan: explore.Plan) -> Found:
-    walked = explore.walk_cursors(plan)
+def _split(target: Target, out_of_time: OutOfTime, run: Run) -> Found:
+    assert isinstance(target, DropInRing)
+    modes = target.launch_modes
+    target.launch_modes = ("flush", "verify")
+    try:
+        return run(target, out_of_time)
+    finally:
+        target.launch_modes = modes
+
+
+def _cursors(target: Target, out_of_time: OutOfTime, plan: tours.Plan) -> Found:
+    walked = walk_cursors(plan)
     if walked.refused:
         return Found("crash", walked.refused, 0)
     return Found("cursors" if walked.wrong else "", walked.example, 0)

@@ -6,7 +6,8 @@ tensors that lie in a big heap. So targets that allocate through `PooledTarget` 
 * **apart**: slots of each pool and tokens of each input have a distance of their own. Between them,
   and in front of the first, is NaN; behind the last is a page that may not be touched.
 * **far**: slots lie so far apart that their offsets need more than 32 bits, and so do tokens' as
-  far as a batch is long. Pages that nobody touches take no memory.
+  far as a batch is long. Pages that nobody touches take no memory. In front of the first is a page
+  that may not be touched.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class _Allocator:
     def __init__(self, target: PooledTarget, layout: Layout) -> None:
         self.target, self.layout = target, layout
         self.tensor: Callable[..., Any] = target.tensor
+        self.apart: Callable[..., Any] = target.apart
         self.zeros: Callable[..., Any] = target.zeros
         self.open: Callable[..., Any] = target.open
         self.twin: Callable[..., Any] = target.twin
         self.pool = False
         self.gaps = itertools.count(1)
-        for name in ("tensor", "zeros", "open", "twin"):
+        for name in ("tensor", "apart", "zeros", "open", "twin"):
             setattr(target, name, getattr(self, f"own_{name}"))
 
     def own_twin(self) -> Target | None:
@@ -85,6 +87,11 @@ class _Allocator:
         packed = self.tensor(values, dtype)
         return self.placed(packed, self.strides(packed.shape))
 
+    def own_apart(self, entries: torch.Tensor) -> torch.Tensor:
+        """A list whose last entry is the last of its table."""
+        column = self.apart(entries)
+        return self.placed(column, column.stride())
+
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Those of [layer, slot or token, ...], whose second axis is stretched."""
         packed = list(_packed(shape))
@@ -104,27 +111,29 @@ class _Allocator:
         if packed.is_cuda:
             flat = packed.new_full((reach,), float("nan") if packed.is_floating_point() else -1)
         else:
-            flat = _fenced(reach, packed.dtype, fill=self.layout == "apart")
+            flat = _fenced(reach, packed.dtype, self.layout)
         placed = torch.as_strided(flat, packed.shape, tuple(strides))
         return placed.copy_(packed)
 
 
-def _fenced(count: int, dtype: torch.dtype, fill: bool) -> torch.Tensor:
-    """`count` elements that end where a closed page begins."""
+def _fenced(count: int, dtype: torch.dtype, layout: Layout) -> torch.Tensor:
+    """`count` elements that end where a closed page begins, or begin where one ends if far."""
     import torch
 
     size, page = dtype.itemsize, mmap.PAGESIZE
     pages = -(-count * size // page)
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     memory = mmap.mmap(-1, (pages + 1) * page, flags=flags)
-    closed = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages * page
-    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(closed), page, PROT_NONE):
+    closed = 0 if layout == "far" else pages * page
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + closed
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), page, PROT_NONE):
         raise OSError("mprotect failed")
-    before = pages * page - count * size
-    flat: torch.Tensor = torch.frombuffer(memory, dtype=torch.uint8)[: pages * page]
-    if fill:
-        flat.fill_(255)  # NaN in every float, -1 in every integer
-    return flat[before:].view(dtype)
+    whole: torch.Tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    if layout == "far":
+        return whole[page : page + count * size].view(dtype)
+    flat = whole[: pages * page]
+    flat.fill_(255)  # NaN in every float, -1 in every integer
+    return flat[pages * page - count * size :].view(dtype)
 
 
 def _packed(shape: Sequence[int]) -> Iterator[int]:

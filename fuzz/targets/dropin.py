@@ -85,11 +85,13 @@ class DropInRing(PooledTarget):
     def launch_reset(self, slots: torch.Tensor) -> None:
         """Make the cursors those of an empty ring, amid padding and rows that keep theirs.
 
-        So a server does: a batch of prefills has requests that are not new.
+        So a server does: a batch of prefills has requests that are not new. Who comes into an empty
+        pool is reset alone.
         """
         new = set(slots.tolist())
         kept = list(islice((slot for slot in self.seats.values() if slot not in new), KEPT))
-        rows = [*kept[:1], *self.padding_slots[:1], *new, *self.padding_slots[1:], *kept[1:]]
+        padding = self.padding_slots if kept else ()
+        rows = [*kept[:1], *padding[:1], *new, *padding[1:], *kept[1:]]
         self.wrappers.reset(
             **self.cursors,
             do_reset=self.apart(self.tensor(np.isin(rows, kept, invert=True), "int32")),

@@ -23,6 +23,7 @@ STAGES: Final = (
     "twin, apart",
     "wide, apart",
     "narrow, apart",
+    "split, packed",
     "crowd, apart",
     "directed, far",
     "directed, apart",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -73,16 +72,23 @@ def test_far_slots_need_more_than_32_bits() -> None:
     assert int(inputs.count_nonzero()) == 0
 
 
-def _read_behind_the_end() -> None:
-    values = opened("apart").tensor(np.arange(5), "int32")
+def _read_beside(layout: Layout, listed: bool, at: int) -> None:
+    target = opened(layout)
+    values = target.tensor(np.arange(5), "int32")
+    values = target.apart(values) if listed else values
     assert values.tolist() == list(range(5))
-    last = values.storage_offset() + 4 * values.stride(0)
-    values.as_strided((1,), (1,), last + 1).item()
+    first = values.storage_offset()
+    values.as_strided((1,), (1,), first + at * values.stride(0)).item()
 
 
-def test_nothing_lies_behind_the_end(tmp_path: Path) -> None:
-    """A read there ends the process."""
-    process = multiprocessing.get_context("spawn").Process(target=_read_behind_the_end)
+@pytest.mark.parametrize(
+    ("layout", "listed", "at"), [("apart", False, 5), ("apart", True, 5), ("far", False, -1)]
+)
+def test_nothing_lies_beside(layout: Layout, listed: bool, at: int) -> None:
+    """A read behind the end ends the process, and where slots are far apart one in front does."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_read_beside, args=(layout, listed, at)
+    )
     process.start()
     process.join()
 
