@@ -5,7 +5,7 @@
     python docs/results/pools.py --table      # prints the table of docs/integration.md from it
 
 Three parts of each release, `--seconds` shared among them 3 : 5 : 2. `everything` is all that the
-target owns, dead memory full of NaN, in every other history of finite garbage; `sound` is that but
+target owns, dead memory full of finite garbage, in every other history of NaN; `sound` is that but
 for what the release is known to lose (`LOSING`, docs/findings.md), and must agree; `tracks` is the
 latter of the pool with an extra buffer, and must agree from 0.5.17 on. The histories are those of
 `ringfold fuzz`, told one after the other without an eye on each other.
@@ -146,7 +146,7 @@ def part(version: str, name: str, seconds: float) -> dict[str, Any]:
         for i, plan in enumerate(plans(target)):
             if late():
                 return result.told()
-            finite = dialect == "compact" if sound else (number + i) % 2
+            finite = dialect == "compact" if sound else (number + i) % 2 == 0
             worst: Any = "garbage" if finite else "nan"
             # Directed histories take long, and look for situations rather than operations.
             told: Plan = plan._replace(operations=owned, directed=i == 0, worst=worst)
