@@ -1,73 +1,50 @@
 """Exploring: every step that the protocol allows, on the real target, judged by the same walk.
 
-A *transition* is a reachable cursor state, the length of a window and how much of it is accepted.
-A *tour* is a run of them, each of which begins where the one before it ended: one row of a large
-batch. Its request is placed in the tour's first state, takes its steps, and verifies and commits a
-full window more, so that what the last step wrote is read or folded. Every transition is in exactly
-one tour. Dead memory is NaN throughout, unless something milder is asked for. Tours that fail
-together are cut in two until single transitions fail (or what fails only as a whole), and the
-shortest of each cause is shrunk.
-
-The cursors' own kernel is small enough to try *every* input, reachable or not, in a few launches.
+Every transition is in exactly one tour (`tours.py`), and tours share large batches. Dead memory is
+NaN throughout, unless something milder is asked for. Tours that fail together are cut in two until
+single transitions fail (or what fails only as a whole), and the shortest of each cause is shrunk.
+Every input of the cursors is tried besides (`cursor_inputs.py`).
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import multiprocessing
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays, failures
+from ringfold.fuzz import failures
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.campaign import POLL_SECONDS, REPORT, Clock, cores, gpus
-from ringfold.fuzz.frame import Dead, Region, index
-from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.cursor_inputs import CursorsWalked, walk_cursors
+from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.shrink import Written
-from ringfold.fuzz.target import Device, RefusedError, Request, Target, refusal
-from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.tours import Plan, Tour, cut, history, lots, protocol_steps, target_of
 from ringfold.fuzz.trace import (
-    Commit,
-    Decode,
-    Operation,
-    PayloadSpec,
-    Place,
     Symptom,
     Trace,
-    Verify,
 )
 from ringfold.fuzz.walk import Verdict, walk
 from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
 from ringfold.fuzz.workers import Workers
-from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
-from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Setup
 
-TOUR_STEPS_MAX: Final = 32
-LOT_ELEMENTS: Final = {"cpu": 2**21, "cuda": 2**26}
-"""State elements times tokens that a worker is given at once: a few seconds' work."""
-CURSOR_ROWS_MAX: Final = 4096
 WORKERS_MAX: Final = {"cpu": 64, "cuda": 16}
 FAILING_MAX: Final = 2
 """Failing transitions that are isolated in one lot; what is left of it then counts as uncovered,
 or a target that is wrong everywhere would have to be walked row by row."""
-PROFILE: Final = "slow-decay"
 WARMING_UP: Final = 8
 """Tours whose first step compiles what is needed."""
 REPORT_SECONDS: Final = 2.0
 """How often the report so far is written."""
-
-Tour = Sequence[Transition]
 
 
 class Explored(msgspec.Struct):
@@ -121,118 +98,7 @@ class Walked(msgspec.Struct):
     spent: dict[str, float] = {}
 
 
-class Plan(NamedTuple):
-    """What every worker knows."""
-
-    target: str
-    device: Device
-    setup: Setup
-    dead: Dead = "nan"
-    """What dead memory is filled with, after everything."""
-
-
-# ------------------------------------------------------------------ tours and lots
-
-
-def protocol_steps(setup: Setup) -> Reachable:
-    """States and transitions of the setup's dialect."""
-    return reachable(setup.ring, setup.window, protocol_of(setup))
-
-
-def tours(transitions: Sequence[Transition], steps_max: int = TOUR_STEPS_MAX) -> list[Tour]:
-    """Every transition once: from the emptiest rings on, as far as steps are left to take."""
-    left: dict[Cursors, list[Transition]] = defaultdict(list)
-    for step in reversed(transitions):
-        left[step.before].append(step)
-    found: list[Tour] = []
-    for start in sorted(left, key=lambda state: state.write_pos):
-        while left[start]:
-            tour, at = list[Transition](), start
-            while len(tour) < steps_max and left.get(at):
-                tour.append(left[at].pop())
-                at = tour[-1].after
-            found.append(tour)
-    return found
-
-
-def tokens(tour: Tour, window: int) -> int:
-    """Those of its records, of its windows, and of the full one at its end."""
-    return int(tour[0].before.write_pos) + sum(step.length for step in tour) + window
-
-
-def lots(plan: Plan) -> list[list[Tour]]:
-    """What is walked as one batch: tours of like length and like records, the longest first."""
-    setup, g = plan.setup, plan.setup.geometry
-    elements = setup.layers * g.value_heads * g.key_dim * g.value_dim
-    most = LOT_ELEMENTS[plan.device] // elements
-    shared: list[list[Tour]] = []
-    room = 0
-    found = tours(protocol_steps(setup).transitions)
-    for tour in sorted(found, key=lambda t: (-len(t), t[0].before.write_pos)):
-        size = tokens(tour, setup.window)
-        if size > room:
-            shared.append([])
-            room = most
-        shared[-1].append(tour)
-        room -= size
-    return shared
-
-
-def history(plan: Plan, together: Sequence[Tour]) -> Trace:
-    """One request for each tour, all in one batch, and a padding row behind them.
-
-    A request whose tour is over stays seated, and its row is padding.
-    """
-    count, T = len(together), plan.setup.window
-    places = [
-        Place(
-            request=request,
-            tag=request,
-            base=tour[0].before.cache_base,
-            records=tour[0].before.write_pos,
-            flush=bool(tour[0].before.is_flush),
-            # Between places memory is left alone, so that they are one operation.
-            dead=plan.dead if request == count - 1 else "leave",
-        )
-        for request, tour in enumerate(together)
-    ]
-    verifies = DIALECTS[plan.setup.dialect].verifies
-    operations: list[Operation] = [*places]
-    for i in range(1 + max(map(len, together))):
-        taken = [
-            (tour[i].length, tour[i].accepted)
-            if i < len(tour)
-            else (T, T)
-            if i == len(tour)
-            else None
-            for tour in together
-        ]
-        rows = (*(None if step is None else row for row, step in enumerate(taken)), None)
-        tag = count + i
-        if verifies:
-            lengths = (*(1 if step is None else step[0] for step in taken), 1)
-            accepted = (*(None if step is None else step[1] for step in taken), None)
-            operations += [
-                Verify(tag=tag, rows=rows, lengths=lengths, dead=plan.dead),
-                Commit(tag=tag, accepted=accepted, dead=plan.dead),
-            ]
-        else:
-            operations.append(Decode(tag=tag, rows=rows, dead=plan.dead))
-    return Trace(
-        setup=msgspec.structs.replace(plan.setup, slots=count + 1),
-        payload=PayloadSpec(seed=0, profile=PROFILE),
-        target=plan.target,
-        operations=tuple(operations),
-    )
-
-
 # ------------------------------------------------------------------ in a worker
-
-
-@functools.cache
-def _target(name: str, device: Device) -> Target:
-    """One instance a process, since its modules and compiled kernels are worth keeping."""
-    return resolve(name, device)
 
 
 class Walker:
@@ -288,7 +154,7 @@ class Walker:
         else:
             walked.covered += 1
         # It fails by itself, or as tours whose halves do not.
-        identity = dict(_target(plan.target, plan.device).identity())
+        identity = dict(target_of(plan.target, plan.device).identity())
         failure = failures.as_failure(trace, verdict.mismatches, identity)
         walked.failing.append((failure, shrinking.cause(verdict.mismatches)))
         return True
@@ -298,7 +164,7 @@ class Walker:
         if self.watch is not None:
             self.watch.tell(trace)
         self._post()  # it is opened
-        target = _target(self.plan.target, self.plan.device)
+        target = target_of(self.plan.target, self.plan.device)
         try:
             return walk(trace, target, out_of_time=self._post, on_windows=on_windows)
         finally:
@@ -310,15 +176,6 @@ class Walker:
         if self.watch is not None:
             self.watch.begin(0, self.histories)
         return self.out_of_time()
-
-
-def cut(together: Sequence[Tour]) -> list[Sequence[Tour]]:
-    """Two halves of some tours, or of one tour; none of one transition."""
-    if len(together) > 1:
-        half = (len(together) + 1) // 2
-        return [together[:half], together[half:]]
-    half = (len(together[0]) + 1) // 2
-    return [[together[0][:half]], [together[0][half:]]] if half < len(together[0]) else []
 
 
 _walker: Walker
@@ -347,130 +204,12 @@ def _walk_cursors() -> CursorsWalked:
 
 
 def _shrunk(failure: Trace, run_dir: Path) -> Written | None:
-    target = _target(_walker.plan.target, _walker.plan.device)
+    target = target_of(_walker.plan.target, _walker.plan.device)
     try:
         shrunk = shrinking.shrink(failure, target)
     except shrinking.NoFailureError:
         return None
     return shrinking.write(failure, shrunk, Path(), run_dir, _walker.plan.device)
-
-
-# ------------------------------------------------------------------ the cursors alone
-
-
-class CursorInputs(NamedTuple):
-    """Commits as cursors see them, arrays [input]."""
-
-    before: Cursors
-    accepted: NDArray[np.int64]
-    bound: NDArray[np.int64]
-
-
-def cursor_inputs(setup: Setup) -> CursorInputs:
-    """Every input for which there is room in the ring: a superset of what is reachable."""
-    L, T, protocol = setup.ring, setup.window, protocol_of(setup)
-    at_verify = protocol.folds_at == "verify"
-    flags = (0, 1) if at_verify else (0,)
-    grid = itertools.product(range(L + 1), range(L), flags, range(T + 1), range(1, T + 1))
-    write_pos, base, flag, accepted, bound = np.array(list(grid), np.int64).T
-    fits = (write_pos + accepted <= L) | (flag != 0)
-    return CursorInputs(
-        Cursors(write_pos[fits], base[fits], flag[fits]), accepted[fits], bound[fits]
-    )
-
-
-class CursorsWalked(msgspec.Struct):
-    """What came of all inputs."""
-
-    inputs: int = 0
-    wrong: int = 0
-    example: str = ""
-    """The first that is wrong."""
-    refused: str = ""
-    """Why they could not be tried."""
-    left: int = 0
-    """Inputs for which there was no time."""
-
-
-def walk_cursors(plan: Plan, out_of_time: Callable[[], bool] = lambda: False) -> CursorsWalked:
-    """Commit every input on the target, without a verify before: the rings hold nothing.
-
-    Each batch has a padding row at either end. Only cursors are looked at. `out_of_time` is asked
-    before every batch.
-    """
-    setup, target = plan.setup, _target(plan.target, plan.device)
-    walked = CursorsWalked()
-    dialect = DIALECTS[setup.dialect]
-    if not dialect.has_ring or not dialect.verifies:  # a decode step has no commit of its own
-        return walked
-    if because := refusal(target, setup):
-        raise RefusedError(f"target {target.name}: {because}")
-    inputs = cursor_inputs(setup)
-    g = setup.geometry
-    state = np.zeros((setup.layers, g.value_heads, g.value_dim, g.key_dim), np.float32)
-    rows = min(CURSOR_ROWS_MAX, inputs.accepted.size)
-    target.open(
-        msgspec.structs.replace(setup, slots=rows + 1), Payload(setup, 0, PROFILE).parameters()
-    )
-    requests = list(range(rows))
-    if hasattr(target, "admit_all"):
-        target.admit_all(
-            requests, np.broadcast_to(state[:, None], (len(state), rows, *state.shape[1:]))
-        )
-    else:
-        for request in requests:
-            target.admit(request, state)
-    seats = [target.seat(request) for request in requests]
-    places = {axis: np.array([seat[axis] for seat in seats]) for axis in ("slot", "request")}
-    for bound in range(1, setup.window + 1):
-        at = np.flatnonzero(inputs.bound == bound)
-        for start in range(0, at.size, rows):
-            if out_of_time():
-                walked.left = inputs.accepted.size - walked.inputs
-                return walked
-            some = at[start : start + rows]
-            before = Cursors(*(c[some] for c in inputs.before))
-            accepted = inputs.accepted[some]
-            sits = {axis: sit[: some.size] for axis, sit in places.items()}
-            try:
-                got = _committed(target, requests[: some.size], sits, before, accepted, bound)
-            except Exception as error:  # noqa: BLE001 - a target may insist on a verify
-                walked.refused = f"a commit without a verify raised {error!r}"
-                return walked
-            right = protocol_of(setup).commit(before, accepted, setup.ring, bound)
-            differs = np.any(np.array(got) != np.array(right), axis=0)
-            walked.inputs += some.size
-            walked.wrong += int(differs.sum())
-            if differs.any() and not walked.example:
-                i = int(np.flatnonzero(differs)[0])
-                walked.example = (
-                    f"commit of {accepted[i]} with bound {bound} at {_shown(before, i)}: "
-                    f"expected {_shown(right, i)}, got {_shown(got, i)}"
-                )
-    return walked
-
-
-def _committed(
-    target: Target,
-    requests: Sequence[Request],
-    sits: Region,
-    before: Cursors,
-    accepted: NDArray[np.int64],
-    bound: int,
-) -> Cursors:
-    """What the target makes of `before`."""
-    views = target.views()
-    cursors = {
-        name: (views[name].array, index(views[name].buffer, sits)) for name in before._fields
-    }
-    for name, values in before._asdict().items():
-        arrays.put(*cursors[name], values)
-    target.commit([None, *requests, None], [0, *map(int, accepted), 0], bound)
-    return Cursors(*(arrays.take(*cursor).astype(np.int64) for cursor in cursors.values()))
-
-
-def _shown(cursors: Cursors, i: int) -> str:
-    return f"({', '.join(f'{name} {int(c[i])}' for name, c in cursors._asdict().items())})"
 
 
 # ------------------------------------------------------------------ in the parent

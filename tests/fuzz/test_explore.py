@@ -21,15 +21,18 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from ringfold.fuzz import cli, explore
+from ringfold.fuzz import cli, explore, tours
+from ringfold.fuzz import cursor_inputs as inputs
 from ringfold.fuzz.commands.options import AGREE, MISMATCH
-from ringfold.fuzz.explore import Plan, Walked, Walker, cursor_inputs, walk_cursors
+from ringfold.fuzz.cursor_inputs import cursor_inputs, walk_cursors
+from ringfold.fuzz.explore import Walked, Walker
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.planted import KINDS, PLANTED
 from ringfold.fuzz.shrink import shrink
 from ringfold.fuzz.target import Inputs, Request
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
+from ringfold.fuzz.tours import Plan
 from ringfold.fuzz.trace import Verify, load, validate
 from ringfold.sim.cursors import reachable
 from ringfold.sim.setup import Geometry, Setup
@@ -54,7 +57,7 @@ def plan_of(target: str, L: int = 8, T: int = 2) -> Plan:
 def walk_all(plan: Plan) -> Walked:
     """Every lot, in this process."""
     total, walker = Walked(), Walker(plan)
-    for together in explore.lots(plan):
+    for together in tours.lots(plan):
         walked = walker.lot(together)
         total.covered += walked.covered
         total.windows += walked.windows
@@ -68,18 +71,18 @@ def walk_all(plan: Plan) -> Walked:
 @pytest.mark.parametrize("target", ["sim", "sim@compact", "sim@snapshots", "sim@decode-ring"])
 def test_every_transition_is_in_one_tour(target: str) -> None:
     """Whose steps follow one another, up to a limit."""
-    transitions = explore.protocol_steps(plan_of(target, 16, 4).setup).transitions
+    transitions = tours.protocol_steps(plan_of(target, 16, 4).setup).transitions
 
-    found = explore.tours(transitions)
+    found = tours.tours(transitions)
 
     assert sorted(step for tour in found for step in tour) == sorted(transitions)
-    assert max(map(len, found)) <= explore.TOUR_STEPS_MAX
+    assert max(map(len, found)) <= tours.TOUR_STEPS_MAX
     assert all(one.after == other.before for tour in found for one, other in pairwise(tour))
 
 
 def test_tours_are_few_where_the_protocol_has_runs_of_steps() -> None:
     """Each is placed anew, so that they are what an exploration costs."""
-    assert len(explore.tours(reachable(16, 4).transitions)) < 2912 / 4
+    assert len(tours.tours(reachable(16, 4).transitions)) < 2912 / 4
 
 
 def test_lots_hold_all_tours_and_are_no_longer_than_seconds() -> None:
@@ -87,21 +90,21 @@ def test_lots_hold_all_tours_and_are_no_longer_than_seconds() -> None:
     plan = plan_of("sim", 16, 4)._replace(device="cuda")
     setup = msgspec.structs.replace(plan.setup, geometry=Geometry(2, 4, 128, 128))
 
-    shared = explore.lots(plan._replace(setup=setup))
+    shared = tours.lots(plan._replace(setup=setup))
 
-    sizes = [sum(explore.tokens(tour, 4) for tour in together) for together in shared]
+    sizes = [sum(tours.tokens(tour, 4) for tour in together) for together in shared]
     assert sum(len(tour) for together in shared for tour in together) == 2912
     assert len(shared) > 10
-    assert max(sizes) * 4 * 128 * 128 <= explore.LOT_ELEMENTS["cuda"]
+    assert max(sizes) * 4 * 128 * 128 <= tours.LOT_ELEMENTS["cuda"]
 
 
 @pytest.mark.parametrize("dead", get_args(Dead))
 def test_dead_memory_is_filled_as_asked(dead: Dead) -> None:
     """After everything that a batch does, its placing included."""
     plan = plan_of("sim")._replace(dead=dead)
-    some = explore.tours(explore.protocol_steps(plan.setup).transitions)[:3]
+    some = tours.tours(tours.protocol_steps(plan.setup).transitions)[:3]
 
-    trace = explore.history(plan, some)
+    trace = tours.history(plan, some)
 
     assert {operation.dead for operation in trace.operations[2:]} == {dead}
 
@@ -109,9 +112,9 @@ def test_dead_memory_is_filled_as_asked(dead: Dead) -> None:
 def test_the_history_of_a_batch_is_one_that_a_scheduler_could_do() -> None:
     """Each row takes the steps of its tour and a full window, then it is padding."""
     plan = plan_of("sim")
-    some = explore.tours(reachable(8, 2).transitions)
+    some = tours.tours(reachable(8, 2).transitions)
 
-    trace = explore.history(plan, some)
+    trace = tours.history(plan, some)
 
     validate(trace)
     verifies = [operation for operation in trace.operations if isinstance(operation, Verify)]
@@ -130,12 +133,12 @@ def test_the_history_of_a_batch_is_one_that_a_scheduler_could_do() -> None:
 def test_every_transition_of_a_right_machine_agrees(target: str) -> None:
     """All are walked to their end, and a window more for each tour."""
     plan = plan_of(target)
-    transitions = explore.protocol_steps(plan.setup).transitions
+    transitions = tours.protocol_steps(plan.setup).transitions
 
     walked = walk_all(plan)
 
     assert walked.covered == len(transitions)
-    assert walked.windows == len(transitions) + len(explore.tours(transitions))
+    assert walked.windows == len(transitions) + len(tours.tours(transitions))
     assert walked.failing == []
 
 
@@ -143,7 +146,7 @@ def test_every_transition_of_a_right_machine_agrees(target: str) -> None:
 def test_a_cursor_bug_is_found_and_shrinks_to_a_step_or_two(bug: str) -> None:
     """Whichever transition it spoils."""
     plan = plan_of(f"sim:{bug}")
-    for together in explore.lots(plan):
+    for together in tours.lots(plan):
         if failing := Walker(plan).lot(together).failing:
             break
 
@@ -182,7 +185,7 @@ class WrongOnce(SimulatedTarget):
 
 def test_what_follows_a_failing_transition_is_covered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three transitions fail, and those after which a full window meets the same state."""
-    monkeypatch.setattr(explore, "_target", lambda name, device: WrongOnce())
+    monkeypatch.setattr(explore, "target_of", lambda name, device: WrongOnce())
     monkeypatch.setattr(explore, "FAILING_MAX", 100)
 
     walked = walk_all(plan_of("sim"))
@@ -197,7 +200,7 @@ def test_what_follows_a_failing_transition_is_covered_too(monkeypatch: pytest.Mo
 def test_time_runs_out_in_the_middle_of_a_lot() -> None:
     """The steps that were taken by then count as covered."""
     plan = plan_of("sim")
-    (together,) = explore.lots(plan)
+    (together,) = tours.lots(plan)
     asked = iter([False] * (3 + 2 * 3) + [True] * 100)  # lot, opening, places, three steps
 
     walked = Walker(plan, out_of_time=lambda: next(asked)).lot(together)
@@ -267,7 +270,7 @@ def test_a_bound_that_is_not_the_windows_is_tried_too() -> None:
 
 def test_one_wrong_row_in_a_launch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last input of every launch stays where it was."""
-    monkeypatch.setattr(explore, "_target", lambda name, device: LateCommit(device))
+    monkeypatch.setattr(inputs, "target_of", lambda name, device: LateCommit(device))
 
     walked = walk_cursors(Plan("late", "cpu", plan_of("sim").setup))
 

@@ -15,12 +15,14 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz import explore
-from ringfold.fuzz.explore import Plan, Walker, walk_cursors
+from ringfold.fuzz import tours
+from ringfold.fuzz.cursor_inputs import walk_cursors
+from ringfold.fuzz.explore import Walker
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.planted_kernels import KERNEL_BUGS
 from ringfold.fuzz.shrink import Shrunk, shrink
 from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.tours import Plan
 from ringfold.sim.setup import Geometry, Setup
 
 KINDS: Final = (
@@ -45,7 +47,7 @@ BOUNDS_ALONE: Final = "flag-from-the-longest-window"
 
 def explored(plan: Plan) -> Shrunk | None:
     """The shortest history that shows what the first lot that fails is wrong in."""
-    for together in explore.lots(plan):
+    for together in tours.lots(plan):
         if failing := Walker(plan).lot(together).failing:
             found, _ = min(failing, key=lambda each: len(each[0].operations))
             return shrink(found, resolve(plan.target))
