@@ -34,6 +34,9 @@ FAR_TOKEN: Final = 2**28
 GAP: Final = 32
 """Elements by which the distances grow: as aligned as any row, so that vector loads stay legal."""
 
+LIST_STRIDES: Final = (2, 3, 5)
+"""Entries between those of one list, of the next, and of the one after it."""
+
 MAP_NORESERVE: Final = 0x4000  # Linux; in `mmap` from Python 3.13 on
 PROT_NONE: Final = 0
 
@@ -60,6 +63,7 @@ class _Allocator:
         self.twin: Callable[..., Any] = target.twin
         self.pool = False
         self.gaps = itertools.count(1)
+        self.widths = itertools.cycle(LIST_STRIDES)
         for name in ("tensor", "apart", "zeros", "open", "twin"):
             setattr(target, name, getattr(self, f"own_{name}"))
 
@@ -88,9 +92,11 @@ class _Allocator:
         return self.placed(packed, self.strides(packed.shape))
 
     def own_apart(self, entries: torch.Tensor) -> torch.Tensor:
-        """A list whose last entry is the last of its table."""
+        """A list whose last entry is the last of its table, and whose stride no neighbour has."""
         column = self.apart(entries)
-        return self.placed(column, column.stride())
+        if self.target.packed_lists:
+            return self.placed(column, column.stride())
+        return self.placed(column, (next(self.widths),))
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Those of [layer, slot or token, ...], whose second axis is stretched."""

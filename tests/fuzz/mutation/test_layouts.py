@@ -61,6 +61,15 @@ def test_slots_have_distances_of_their_own() -> None:
     assert bool(gap.isnan())
 
 
+def test_lists_side_by_side_have_strides_of_their_own() -> None:
+    """So that a kernel cannot take one for the other's."""
+    target = opened("apart")
+    lists = [target.apart(target.tensor(np.arange(4), "int32")) for _ in range(3)]
+
+    assert len({x.stride(0) for x in lists}) == 3
+    assert all(x.tolist() == [0, 1, 2, 3] for x in lists)
+
+
 def test_far_slots_need_more_than_32_bits() -> None:
     """From the second slot on, and from the eighth token on."""
     target = opened("far")
