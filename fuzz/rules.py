@@ -88,7 +88,7 @@ def place(story: Story) -> Operations:
     unseen, draw = story.unseen, story.draw
     somewhere = int(unseen.places[draw.integer(0, len(unseen.places) - 1)])
     left = unseen.unfinished(draw) if draw.chance(story.temper.seeking) else None
-    at = story.map.at(somewhere if left is None else left)
+    at = story.numbered.at(somewhere if left is None else left)
     return [
         Place(
             request=story.requests,

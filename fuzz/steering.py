@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringfold.fuzz.draws import Bools, Draw, Ints
+from ringfold.fuzz.numbered import Numbered
 from ringfold.fuzz.trace import Trace
-from ringfold.sim.cursors import Cursors, Protocol, reachable
-from ringfold.sim.dialects import protocol_of
+from ringfold.sim.cursors import reachable
 from ringfold.sim.setup import Setup
 
 RESUMED: Final = 0.125
@@ -29,42 +28,28 @@ RESUMED_OPERATIONS_MAX: Final = 200
 
 
 class Map(NamedTuple):
-    """All cursors that a ring can hold, each a numbered *place*, and the steps between them."""
+    """All steps between the places of `Numbered`, as histories take them that tighten no bound."""
 
-    cursors: Cursors
-    """Arrays [place]."""
-    after: NDArray[np.int32]
-    """[place, accepted, bound]; wherever there is room for the tokens."""
     steps: Bools
-    """[place, length, accepted] of histories whose bounds are never tightened."""
+    """[place, length, accepted] which there are."""
     reached: Bools
     """[place] whether such a history may be there."""
-
-    def place(self, cursors: Cursors) -> Any:
-        """The number of these cursors; ints, or arrays."""
-        rows = 1 + self.cursors.cache_base[-1]
-        return (cursors.write_pos * rows + cursors.cache_base) * 2 + cursors.is_flush
-
-    def at(self, place: int) -> Cursors:
-        """The cursors of this number."""
-        return Cursors(*(int(c[place]) for c in self.cursors))
+    after: Ints
+    """[place, accepted]"""
 
 
 @cache
-def map_of(L: int, T: int, protocol: Protocol) -> Map:
+def map_of(places: Numbered) -> Map:
     """Draw it."""
-    every = Cursors(*(c.ravel() for c in np.indices((L + 1, L, 2))))
-    after = np.zeros((every.write_pos.size, T + 1, T + 1), np.int32)
-    steps = np.zeros(after.shape, np.bool_)
-    drawn = Map(every, after, steps, np.zeros(len(steps), np.bool_))
-    before = Cursors(*(c[:, None] for c in every))
-    for bound in range(1, T + 1):
-        to = protocol.commit(before, np.arange(T + 1), L, bound)
-        after[..., bound] = drawn.place(to._replace(write_pos=np.minimum(to.write_pos, L)))
+    L, T, protocol = places
+    steps, reached = (
+        np.zeros((len(places), T + 1, T + 1), np.bool_),
+        np.zeros(len(places), np.bool_),
+    )
     for step in reachable(L, T, protocol).transitions:
-        place = drawn.place(step.before)
-        steps[place, step.length, step.accepted] = drawn.reached[place] = True
-    return drawn
+        place = places.place(step.before)
+        steps[place, step.length, step.accepted] = reached[place] = True
+    return Map(steps, reached, places.after(np.arange(len(places))[:, None], np.arange(T + 1), T))
 
 
 class Steps(NamedTuple):
@@ -80,7 +65,7 @@ class Unseen:
 
     def __init__(self, setup: Setup) -> None:
         self.window = setup.window
-        self.map = map_of(setup.ring, setup.window, protocol_of(setup))
+        self.map = map_of(Numbered.of(setup))
         self.left = self.map.steps.copy()
         """[place, length, accepted]"""
         self.places = np.flatnonzero(self.map.reached)
@@ -95,7 +80,7 @@ class Unseen:
     def survey(self) -> None:
         """How many steps it takes from each place to one where something is left to do."""
         here, unknown = self.places, len(self.places)
-        after = self.map.after[here, :, self.window]
+        after = self.map.after[here]
         self.distance = np.full(len(self.left), unknown)
         self.distance[self._unfinished()] = 0
         for _ in here:
@@ -132,7 +117,7 @@ class Unseen:
     def _towards(self, places: Ints, longest: Ints) -> Bools:
         """[row, accepted] whether a place where something is left comes nearest by that."""
         unknown = len(self.places)
-        distance = self.distance[self.map.after[places, :, self.window]]
+        distance = self.distance[self.map.after[places]]
         distance[np.arange(self.window + 1) > longest[:, None]] = unknown
         nearest: Bools = distance == distance.min(1, keepdims=True)
         return nearest & (distance < unknown)

@@ -15,8 +15,9 @@ import numpy as np
 
 from ringfold.fuzz.draws import Draw, Ints
 from ringfold.fuzz.frame import Dead
+from ringfold.fuzz.numbered import Numbered
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.steering import Unseen, map_of
+from ringfold.fuzz.steering import Unseen
 from ringfold.fuzz.swarm import Temper
 from ringfold.fuzz.trace import (
     REQUEST_MAX,
@@ -37,7 +38,7 @@ from ringfold.fuzz.trace import (
     Verify,
 )
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Setup
 
 PADDING: Final = -1
@@ -82,15 +83,15 @@ class Told:
     def __init__(self, setup: Setup, unseen: Unseen | None = None) -> None:
         """`unseen` loses the transitions that are told."""
         self.setup, self.unseen = setup, unseen
-        self.dialect, protocol = DIALECTS[setup.dialect], protocol_of(setup)
-        self.map = map_of(setup.ring, setup.window, protocol)
-        self.fresh = int(self.map.place(protocol.reset(setup.ring, setup.window)))
+        self.dialect, self.numbered = DIALECTS[setup.dialect], Numbered.of(setup)
+        reset = self.numbered.protocol.reset(setup.ring, setup.window)
+        self.fresh = self.numbered.place(reset)
         self.places = np.zeros(REQUEST_MAX + 1, np.int64)
-        """[request] its cursors, as `map` numbers them."""
-        self.bounds = np.zeros_like(self.places)
+        """[request] its cursors, by their number."""
+        self.bounds = np.zeros(len(self.places), np.int64)
         """[request] the longest window that it may bring next."""
         self.seated = np.zeros(len(self.places), np.bool_)
-        self.flying = np.zeros_like(self.seated)
+        self.flying = np.zeros(len(self.places), np.bool_)
         self.saved: list[int] = []
         self.prefixes: list[int] = []
         self.flights: list[Flight] = []
@@ -118,15 +119,13 @@ class Told:
 
     def waiting(self, requests: Ints) -> Ints:
         """[row] how many records these requests have in the ring."""
-        waiting: Ints = self.map.cursors.write_pos[self.places[requests]]
-        return waiting
+        return self.numbered.records(self.places[requests])
 
     def longest(self, requests: Ints, accepted: Ints | int) -> Ints:
         """[row] the longest window that fits behind the history and so many more tokens."""
         T = self.setup.window
-        after = self.map.after[self.places[requests], accepted, T]
-        room: Ints = self.setup.ring - self.map.cursors.write_pos[after]
-        return np.minimum(T, room)
+        after = self.numbered.after(self.places[requests], accepted, T)
+        return np.minimum(T, self.setup.ring - self.numbered.records(after))
 
     # What happens.
 
@@ -161,7 +160,7 @@ class Told:
             case Admit(request=request) | Fork(request=request) | Hit(request=request):
                 self._seat(request, self.fresh)
             case Place(request=request, records=records, base=base, flush=flush):
-                self._seat(request, int(self.map.place(Cursors(records, base, int(flush)))))
+                self._seat(request, self.numbered.place(Cursors(records, base, int(flush))))
             case Free(request=request):
                 self.seated[request] = False
             case Save(request=request):
@@ -214,7 +213,7 @@ class Told:
         before = self.places[requests]
         if self.unseen is not None:
             self.unseen.visit(before, lengths, accepted)
-        self.places[requests] = self.map.after[before, accepted, bound]
+        self.places[requests] = self.numbered.after(before, accepted, bound)
         self.bounds[requests] = bound
 
 
@@ -242,7 +241,7 @@ class Story(Told):
         """Idle requests that are where a history without tightened bounds may be."""
         idle = self.idle()
         untightened = self.bounds[idle] == self.setup.window
-        settled: Ints = idle[untightened & self.map.reached[self.places[idle]]]
+        settled: Ints = idle[untightened & self.unseen.map.reached[self.places[idle]]]
         return settled
 
     # What is drawn alike by many rules.

@@ -327,7 +327,8 @@ def _followed(trace: Trace) -> Iterator[tuple[Operation, Told]]:
 def _still(told: Told, rows: Sequence[Request | None], bound: int) -> bool:
     """Whether a window of which nothing is kept folds nothing and leaves all cursors alone."""
     requests = as_rows([row for row in rows if row is not None])
-    at, waiting = told.places[requests], told.waiting(requests)
-    rests = (told.map.cursors.is_flush[at] == 0) & (told.map.after[at, 0, bound] == at)
-    room = not told.dialect.has_ring or waiting + bound <= told.setup.ring
-    return bool(np.all(rests & room))
+    at = told.places[requests]
+    flagged = [told.numbered.at(place).is_flush for place in at.tolist()]
+    room = not told.dialect.has_ring or told.waiting(requests) + bound <= told.setup.ring
+    rests = told.numbered.after(at, 0, bound) == at
+    return not any(flagged) and bool(np.all(rests & room))

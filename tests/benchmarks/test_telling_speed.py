@@ -20,7 +20,7 @@ from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Trace
 from ringfold.sim.setup import Geometry
 
-RATE_MIN: Final = 300_000  # row-windows a second; seen 1,250,000 on one core
+RATE_MIN: Final = 300_000  # row-windows a second; seen 1,120,000 on one core
 WINDOWS: Final = 60_000
 
 

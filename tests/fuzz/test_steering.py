@@ -1,7 +1,7 @@
 """Steering: all rows of a batch at once go where each of them alone should.
 
-The protocol's table of rules says one commit at a time where a step leads. The map holds the same
-for all cursors as arrays, so every entry where somebody can be is compared. What a batch does next
+The protocol's table of rules says one commit at a time where a step leads. Numbered cursors say the
+same by a look-up, so every step that somebody can take is compared. What a batch does next
 is held to what is asked of a single row: a step that nobody has taken, else the shortest way to
 one, which a search from that row finds as well.
 """
@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
+import msgspec
 import numpy as np
 import pytest
 
 from ringfold.fuzz.draws import Seeded
+from ringfold.fuzz.numbered import Numbered
 from ringfold.fuzz.steering import Map, Unseen, map_of
+from ringfold.fuzz.story import Told
+from ringfold.fuzz.trace import Admit, Commit, Verify
 from ringfold.sim.cursors import COMPACT, DECODE_RING, NO_RING, RING, Protocol, reachable
-from ringfold.sim.setup import Geometry, Setup
+from ringfold.sim.setup import RING_MAX, Geometry, Setup
 
 L: Final = 8
 T: Final = 2
@@ -28,17 +32,35 @@ SETUP: Final = Setup("ring", Geometry(1, 1, 4, 4), ring=L, window=T, slots=3)
 def test_the_map_is_the_protocol(protocol: Protocol) -> None:
     """Every step of every state, with the longest bound and with shorter ones."""
     T = 1 if protocol.plain else 4
-    drawn, every = map_of(16, T, protocol), reachable(16, T, protocol)
+    numbered, every = Numbered(16, T, protocol), reachable(16, T, protocol)
+    drawn = map_of(numbered)
 
-    assert {drawn.at(place) for place in np.flatnonzero(drawn.reached)} == {*every.states}
+    reached = np.flatnonzero(drawn.reached).tolist()
+    assert {numbered.at(place) for place in reached} == {step.before for step in every.transitions}
     assert drawn.steps.sum() == len(every.transitions)
     for step in every.transitions:
-        place = drawn.place(step.before)
-        assert drawn.at(place) == step.before
+        place = numbered.place(step.before)
+        assert numbered.at(place) == step.before
+        assert numbered.records(place) == step.before.write_pos
+        assert numbered.at(drawn.after[place, step.accepted]) == step.after
         assert drawn.steps[place, step.length, step.accepted]
         for bound in range(1, T + 1):
             after = protocol.commit(step.before, step.accepted, 16, bound)
-            assert drawn.at(drawn.after[place, step.accepted, bound]) == after
+            there = numbered.after(np.array([place]), step.accepted, bound)
+            assert numbered.at(int(there[0])) == after
+
+
+def test_the_longest_ring_is_followed_without_its_map() -> None:
+    """Which would have a hundred million steps."""
+    told = Told(msgspec.structs.replace(SETUP, ring=RING_MAX, window=RING_MAX // 2))
+    told.tell([Admit(request=7, tag=0)])
+    expected = RING.reset(RING_MAX, RING_MAX // 2)
+    for tag, n in enumerate([500, 11, 300, 0, 512]):
+        told.tell([Verify(tag=tag, rows=(None, 7), lengths=(0, 512))])
+        told.tell([Commit(tag=tag, accepted=(None, n), bound=100)])
+        expected = RING.commit(expected, n, RING_MAX, 100)
+
+        assert told.numbered.at(int(told.places[7])) == expected
 
 
 def test_rows_take_what_is_left_and_no_two_the_same() -> None:
@@ -66,13 +88,13 @@ def nearest(drawn: Map, place: int, longest: int, goals: set[int]) -> set[int]:
         while queue:
             if (at := queue.popleft()) in goals:
                 return far[at]
-            for after in drawn.after[at, :, T].tolist():
+            for after in drawn.after[at].tolist():
                 if after not in far:
                     far[after] = far[at] + 1
                     queue.append(after)
         return np.inf
 
-    ways = {n: steps(int(drawn.after[place, n, T])) for n in range(longest + 1)}
+    ways = {n: steps(int(drawn.after[place, n])) for n in range(longest + 1)}
     return {n for n, far in ways.items() if far == min(ways.values()) < np.inf}
 
 
