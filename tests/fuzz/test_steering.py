@@ -55,7 +55,7 @@ def test_the_longest_ring_is_followed_without_its_map() -> None:
     told = Told(msgspec.structs.replace(SETUP, ring=RING_MAX, window=RING_MAX // 2))
     told.tell([Admit(request=7, tag=0)])
     expected = RING.reset(RING_MAX, RING_MAX // 2)
-    for tag, n in enumerate([500, 11, 300, 0, 512]):
+    for tag, n in enumerate([500, 11, 300, 0, 100, 512]):
         told.tell([Verify(tag=tag, rows=(None, 7), lengths=(0, 512))])
         told.tell([Commit(tag=tag, accepted=(None, n), bound=100)])
         expected = RING.commit(expected, n, RING_MAX, 100)
