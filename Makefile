@@ -53,11 +53,14 @@ $(STAMP): | $(HOUSE)
 	$(PY) -m pip install $(FROM_HOUSE) --no-build-isolation --editable '.[kernels,dev]'
 	@echo $(DIGEST) > $@
 
+# Two processes of one thread each; a file's tests stay together, for what they share.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
+
 # Tests that drive SGLang's kernels are skipped, and say so, where the wheel cannot be had.
 test: env  ## Run the tests: first the quick ones, then the slow ones
 	-$(VENV)/bin/ringfold targets add $(TARGET)
-	$(PY) -m pytest -q -m "not slow"
-	$(PY) -m pytest -q -m slow
+	$(PYTEST) -m "not slow"
+	$(PYTEST) -m slow
 
 quality: env  ## Hunt every planted bug, from a seed that is drawn and printed
 	$(PY) -m pytest -q tests/quality --all-planted
