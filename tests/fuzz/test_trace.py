@@ -242,12 +242,12 @@ class TestUnroll:
 
     def test_nothing_is_unrolled_before_it_is_asked_for(self) -> None:
         """The first of a million operations comes at once."""
-        started = time.perf_counter()
+        started = time.process_time()
 
         operation, _ = next(unroll((Repeat(times=1_000_000, operations=(Idle(rows=1),)),)))
 
         assert operation == Idle(rows=1)
-        assert time.perf_counter() - started < 0.1
+        assert time.process_time() - started < 0.1
 
 
 class TestLegal:
@@ -286,11 +286,11 @@ class TestLegal:
     def test_a_long_repeat_is_cheap(self) -> None:
         """A million operations are checked in far under a second: their cursors recur."""
         repeat = Repeat(times=499_999, operations=tuple(step(1)))
-        started = time.perf_counter()
+        started = time.process_time()
 
         validate(history(Admit(request=0, tag=0), repeat))
 
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
 
     @pytest.mark.parametrize(("ring", "window"), [(2, 1), (8, 1), (8, 2), (8, 3), (8, 4), (16, 4)])
     def test_placed_states_are_the_reachable_ones(self, ring: int, window: int) -> None:
@@ -640,12 +640,12 @@ def test_a_hostile_file_is_refused(tmp_path: Path, content: str | bytes, says: s
     """Whatever the bytes: a TraceError that begins with the path and says what to do, at once."""
     path = tmp_path / "trace.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    started = time.perf_counter()
+    started = time.process_time()
 
     with pytest.raises(TraceError) as caught:
         load(path)
 
-    assert time.perf_counter() - started < REFUSAL_SECONDS_MAX
+    assert time.process_time() - started < REFUSAL_SECONDS_MAX
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert re.search(says, message), message
@@ -713,17 +713,17 @@ class TestRepeatedForks:
     def test_cursors_that_do_not_recur_are_given_up(self) -> None:
         """With 39 requests that flush at different times, and a fork at the end, within seconds."""
         accepted = [1 + r % 16 for r in range(39)]
-        started = time.perf_counter()
+        started = time.process_time()
 
         with pytest.raises(TraceError, match="do not come back to the cursors that they had"):
             validate(self.trace(accepted, Fork(request=50, source=0)))
 
-        assert time.perf_counter() - started < 5  # seen 0.85
+        assert time.process_time() - started < 5  # seen 0.85
 
     def test_without_a_fork_they_do_not_matter(self) -> None:
         """The same history without its fork is legal, and found so at once."""
-        started = time.perf_counter()
+        started = time.process_time()
 
         validate(self.trace([1 + r % 16 for r in range(39)]))
 
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
