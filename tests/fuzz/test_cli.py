@@ -185,7 +185,7 @@ class TestFuzz:
 
         report = told.object
         assert told.code == 0
-        assert report["targets"] == ["sim"]
+        assert report["targets"] == ["sim", "sim+twin"]
         assert report["seed"] == 7
         assert report["windows"] >= 150
         assert report["mismatches"] == 0
@@ -208,17 +208,17 @@ class TestFuzz:
         assert again.out.startswith("FAILED")
 
     def test_what_is_fixed_is_what_is_run(self, tmp_path: Path) -> None:
-        """Geometry, ring, window and dtype."""
+        """Geometry, ring, window and dtype, of the target and of its twin."""
         fixed = ("--geometry", "1,3,16,8", "--ring", "16", "--window", "3", "--dtype", "bfloat16")
         told = ran("fuzz", *fixed, "--max-windows", "5", "--workers", "1", "--json", cwd=tmp_path)
 
         setups = [tally["setup"] for tally in told.object["configurations"]]
-        assert told.object["targets"] == ["sim"]
+        assert told.object["targets"] == ["sim", "sim+twin"]
         assert all(
-            setup.startswith("ring H=1 HV=3 K=16 V=8 L=16 T=3 bfloat16/bfloat16/float32")
+            setup.partition(" ")[2].startswith("H=1 HV=3 K=16 V=8 L=16 T=3 bfloat16/bfloat16/")
             for setup in setups
         )
-        assert len(setups) == 2
+        assert [setup.partition(" ")[0] for setup in setups] == ["ring", "ring", "snapshots"]
 
     def test_every_configuration_gets_its_share(self, tmp_path: Path) -> None:
         """`--each` is the end, and needs no other; what is left short by another is said."""
