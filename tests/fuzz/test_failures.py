@@ -6,6 +6,7 @@ replays it. The same failure is written twice, to two places, and compared byte 
 
 from __future__ import annotations
 
+import platform
 import shlex
 from pathlib import Path
 
@@ -135,11 +136,13 @@ def test_the_line_can_be_pasted_into_a_shell() -> None:
 
 
 def test_files_appear_whole(tmp_path: Path) -> None:
-    """Over an older one, readable by others, and with nothing left beside it."""
+    """Over an older one, readable by others, with nothing left beside it, and where it was made."""
     path = tmp_path / "deep" / "report.json"
     for value in ({"windows": 1}, {"windows": 2}):
         failures.write_json(path, value)
 
-    assert msgspec.json.decode(path.read_bytes()) == {"windows": 2}
+    written = msgspec.json.decode(path.read_bytes())
+    assert written.pop("machine")["python"] == platform.python_version()
+    assert written == {"windows": 2}
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(path.parent.iterdir()) == [path]
