@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import itertools
 import json
 import shlex
 import sys
@@ -158,20 +159,24 @@ def _at_most(plan: Plan, rows: int) -> Plan:
 
 
 def matrix(chosen: Sequence[Entry], options: argparse.Namespace) -> list[Part]:
-    """All parts: the pairwise ones, and in each dialect the rest of its row-windows."""
+    """All parts: the pairwise ones, and in each dialect the rest of its row-windows.
+
+    Targets take turns, so that all of them have something if time is short.
+    """
     without_small = [parts(entry, options, 0) for entry in chosen]
     counts = collections.Counter[str]()
     takers = collections.Counter[str]()
     for entry, found in zip(chosen, without_small, strict=True):
         counts[entry.dialect] += sum(part.plan.quota for part in found)
         takers[entry.dialect] += entry.fused and entry.whole
-    every = list[Part]()
+    every = list[list[Part]]()
     for entry in chosen:
         takes = entry.fused and entry.whole
         lacking = max(0, options.in_all - counts[entry.dialect]) if takes else 0
         small = -(-lacking // takers[entry.dialect]) if lacking else 0
-        every += parts(entry, options, small)
-    return every
+        every.append(parts(entry, options, small))
+    turns = itertools.zip_longest(*every)
+    return [part for turn in turns for part in turn if part is not None]
 
 
 def refused(entry: Entry, device: Device) -> list[dict[str, str]]:
