@@ -336,7 +336,9 @@ def test_compiling_does_not_count(mine: Path, tmp_path: Path) -> None:
 def test_it_can_be_stopped_while_targets_are_built(tmp_path: Path) -> None:
     """What was not built is given up, and nothing is walked."""
     stopped = Campaign(plans(resolve("sim"), "cpu")[:1], "cpu", 1, Budget(None, None), tmp_path, 1)
-    report = stopped.run(lambda *_: stopped.clock.stop())
+    stopped.clock.stop()  # before that: a quick machine would have built them by the first report
+
+    report = stopped.run(lambda *_: None)
 
     assert report.windows == report.histories == 0
     assert "give it more time" in " ".join(report.inconclusive)
