@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import Phase, settings
@@ -46,6 +49,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(pytestconfig: pytest.Config) -> str:
     """The device that tests of kernels put their tensors on."""
     return str(pytestconfig.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def docs_script() -> Callable[[str], ModuleType]:
+    """Executes a script of `docs/`, named by its path there, as a module."""
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).parents[1] / "docs" / name
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,8 +8,8 @@ releases' environment is, pools are built anew and must take the same.
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,15 +23,9 @@ KEPT: dict[str, Any] = json.loads((DOCS / "results" / "memory-pools.json").read_
 
 
 @pytest.fixture(scope="module")
-def pools() -> ModuleType:
+def pools(docs_script: Callable[[str], ModuleType]) -> ModuleType:
     """The script that measures."""
-    path = DOCS / "findings" / "memory_pools.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("findings/memory_pools.py")
 
 
 @pytest.mark.parametrize("release", KEPT["releases"])

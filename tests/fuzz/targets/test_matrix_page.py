@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import collections
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +25,8 @@ OLDEST, NEXT, THIRD = (f"sglang==0.5.{patch}" for patch in (16, 17, 18))
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("matrix", DOCS / "results" / "matrix.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(docs_script: Callable[[str], ModuleType]) -> ModuleType:
+    return docs_script("results/matrix.py")
 
 
 def options(**changed: Any) -> argparse.Namespace:

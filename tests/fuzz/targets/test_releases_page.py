@@ -7,8 +7,8 @@ hand say what its words mean.
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,13 +19,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("releases", DOCS / "results" / "releases.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(docs_script: Callable[[str], ModuleType]) -> ModuleType:
+    return docs_script("results/releases.py")
 
 
 def row(**changed: Any) -> dict[str, Any]:
