@@ -129,7 +129,13 @@ class Walker:
 
     def cursors(self) -> CursorsWalked:
         """See `walk_cursors`."""
-        return walk_cursors(self.plan, self._post)
+        self.histories += 1
+        if self.watch is not None:
+            self.watch.tell_none()
+        try:
+            return walk_cursors(self.plan, self._post)
+        finally:
+            self._rest()
 
     def _halves(self, together: Sequence[Tour], walked: Walked) -> bool:
         """Add to `walked`; returns whether these tours fail."""
@@ -168,8 +174,12 @@ class Walker:
         try:
             return walk(trace, target, out_of_time=self._post, on_windows=on_windows)
         finally:
-            if self.watch is not None:
-                self.watch.done()
+            self._rest()
+
+    def _rest(self) -> None:
+        """Tell the parent that nothing is being walked."""
+        if self.watch is not None:
+            self.watch.done()
 
     def _post(self) -> bool:
         """Tell the parent that the next operation begins; returns `out_of_time`."""
@@ -384,10 +394,12 @@ class _Exploration:
     def _keep_what_hangs(self, hang: Hang) -> None:
         """The history that does not end, as a finding."""
         report = self.report
+        trace = self.workers.watch.told(hang.worker)
+        where = "" if trace else " from a commit of cursors alone"
         report.inconclusive.append(
-            "the target does not come back, so its worker was killed and the run ended there"
+            f"the target does not come back{where}: its worker was killed, and the run ended there"
         )
-        if (trace := self.workers.watch.told(hang.worker)) is not None:
+        if trace is not None:
             mismatch = hang.mismatch(trace, self.workers.hang_max)
             failure = failures.as_failure(trace, [mismatch], {})
             path = failures.write(failure, [mismatch], self.run_dir or Path(), self.plan.device)

@@ -85,6 +85,11 @@ class Watch:
         if self.folder is not None:
             save(trace, self._told(os.getpid()))
 
+    def tell_none(self) -> None:
+        """What this worker does next is no history."""
+        if self.folder is not None:
+            self._told(os.getpid()).unlink(missing_ok=True)
+
     def told(self, worker: int) -> Trace | None:
         """The last history that a worker left."""
         path = self._told(worker)

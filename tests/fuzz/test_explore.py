@@ -9,6 +9,7 @@ that hang or die do so on purpose, and the clock is the machine's.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,6 +35,7 @@ from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.fuzz.tours import Plan
 from ringfold.fuzz.trace import Verify, load, validate
+from ringfold.fuzz.watch import Watch
 from ringfold.sim.cursors import reachable
 from ringfold.sim.setup import Geometry, Setup
 
@@ -310,6 +312,13 @@ class Hangs(Slow):
         return super().verify(rows, lengths, inputs)
 
 
+class HangsAlone(Slow):
+    def commit(self, rows, accepted, bound):
+        if len(rows) > 99:
+            time.sleep(10_000)
+        super().commit(rows, accepted, bound)
+
+
 class Dies(Slow):
     def verify(self, rows, lengths, inputs):
         if len(rows) > 9:
@@ -354,6 +363,28 @@ def test_a_target_that_hangs_is_given_up(mine: Path) -> None:
     failure = load(report.hanging.split()[3])
     assert (failure.seen[0]["symptom"], failure.seen[0]["kind"]) == ("the target hangs", "verify")
     assert isinstance(failure.operations[-1], Verify)
+
+
+def test_one_that_hangs_at_cursors_alone_is_blamed_for_no_history(mine: Path) -> None:
+    """The report says where it does not come back from."""
+    plan = plan_of("sim")
+
+    report = explore.explore(
+        "mine:HangsAlone", plan.setup, run_dir=mine, workers=1, hang_max=HANG_SECONDS
+    )
+
+    assert not report.hanging
+    assert "from a commit of cursors alone" in report.inconclusive[0]
+
+
+def test_a_worker_that_is_through_with_the_cursors_does_not_hang() -> None:
+    """However long it waits for others."""
+    watch = Watch(multiprocessing.get_context("spawn"), workers=1)
+
+    walked = Walker(plan_of("sim"), watch).cursors()
+
+    assert walked.inputs
+    assert watch.hanging(0.0) is None
 
 
 def test_a_target_that_dies_leaves_its_history(mine: Path) -> None:
