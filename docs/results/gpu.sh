@@ -4,6 +4,7 @@
 #   bench    a step of SGLang and of ours, side by side                   90 s at most, the card alone
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
+#   seeds    our kernels from twenty seeds: no false alarm               SEEDS_SECONDS at most
 #   rate     how many row-windows a second the tester judges             70 s at most, the card alone
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
@@ -11,10 +12,10 @@
 #   matrix   released kernels and ours, two dozen configurations each    MATRIX_SECONDS + 40 s
 #   pool     SGLang's pool, backend and commit in three releases         POOL_SECONDS + 15 s
 #
-# Without PART all of them but `matrix` and `pool`, in twelve minutes. Results and logs go to
+# Without PART all of them but `matrix` and `pool`, in fourteen minutes. Results and logs go to
 # FOLDER; the table at the end says how each ended. DEVICE=cpu runs the same commands small and
-# without a clock, to see that they run. `matrix` and `pool` name the commit that COMMIT holds,
-# where git can't tell; `pool` wants RINGFOLD_POOL_PYTHON (docs/integration.md).
+# without a clock, to see that they run. `seeds`, `matrix` and `pool` name the commit that COMMIT
+# holds, where git can't tell; `pool` wants RINGFOLD_POOL_PYTHON (docs/integration.md).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(realpath -m "${1:?usage: gpu.sh FOLDER [PART...]}")
@@ -22,6 +23,7 @@ PARTS=" ${*:2} "
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
 FUZZ_SECONDS=${FUZZ_SECONDS:-45}
+SEEDS_SECONDS=${SEEDS_SECONDS:-150}
 MATRIX_SECONDS=${MATRIX_SECONDS:-460}
 POOL_SECONDS=${POOL_SECONDS:-65}
 CORES=$(nproc)
@@ -58,6 +60,7 @@ if [ "$DEVICE" = cuda ]; then
   SHORTLY=(--max-time 30)
   LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
+  OFTEN=(--windows 51000 --at-once 5 --workers $((CORES / 5)))
   QUOTAS=(--seconds "$MATRIX_SECONDS")
   SERVED=(--seconds "$POOL_SECONDS" --windows 160 --jobs 21)
   FUZZED=(sglang-pool==0.5.18+graph --dtype bfloat16 --max-time 12)
@@ -71,6 +74,7 @@ else
   SHORTLY=(--max-windows 60)
   LONG=(--tokens 10 --gate -4 --seeds 1 --precision fp16-records)
   SCRIPTS=()
+  OFTEN=(--windows 20 --workers 1) SEEDS_SECONDS=900
   QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
   SERVED=(--device cpu --seconds 400 --windows 12 --jobs 1)
   FUZZED=(sglang-pool==0.5.18 --dtype float16 --max-windows 20)
@@ -115,6 +119,10 @@ if wanted fuzz; then
   run fuzz-small $limit "${ringfold[@]}" fuzz triton "${on[@]}" "${BUDGET[@]}" \
     --geometry 1,2,32,32 --workers $third --run-dir "$OUT/fuzz-small" &
   wait
+fi
+if wanted seeds; then
+  run seeds "$SEEDS_SECONDS" "$PYTHON" docs/results/seeds.py "$OUT/seeds.json" triton \
+    "${on[@]}" "${OFTEN[@]}" ${COMMIT:+--commit "$COMMIT"}
 fi
 if wanted rate; then
   run rate 70 "${ringfold[@]}" fuzz triton "${on[@]}" "${SHORTLY[@]}" --geometry 1,2,32,32 \
