@@ -35,8 +35,9 @@ def fuzzed(asked: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.stderr.write(ended.stderr)
-    report = run_dir / "report.json"
-    return {"exit": ended.returncode, **(json.loads(report.read_bytes()) if report.is_file() else {})}
+    written = run_dir / "report.json"
+    report = json.loads(written.read_bytes()) if written.is_file() else {}
+    return {"exit": ended.returncode, **report}
 
 
 def joined(target: str, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
