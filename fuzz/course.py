@@ -25,8 +25,9 @@ LOT_WINDOWS: Final = {"cpu": 1, "cuda": 2000}
 LOT_ELEMENTS: Final = 2**26
 """Elements of states in these windows, lest others wait long for a lot of large heads."""
 
-TURN_WINDOWS: Final = 500
-"""Row-windows for which Hypothesis stays with one configuration."""
+TURN_WINDOWS: Final = 32
+"""Row-windows of a turn in the first round, in which Hypothesis tells a few histories of each
+configuration; a turn of the next round has twice as many, since aiming takes time."""
 
 AHEAD: Final = {"cpu": 96, "cuda": 48}
 """How many lots are told before what came of a lot is heard: a slow one must not halt the others.
@@ -150,16 +151,16 @@ class Course:
 
 
 class Turns:
-    """The course where Hypothesis tells the histories: configurations take turns.
+    """The course where Hypothesis tells the histories: configurations take turns, in rounds.
 
-    It aims by what it has seen itself, so a turn is long, and learns nothing from other turns.
+    It aims by what it has seen itself, in this turn: it learns nothing from other turns.
     """
 
     waits = False
 
     def __init__(self, plans: Sequence[Plan], seed: int, windows_max: int | None) -> None:
         self.plans, self.seed, self.left = plans, seed, windows_max
-        self.told = 0
+        self.told = self.windows = 0
 
     def hear(self, lot: Lot, largest: Sequence[Mapping[str, float]]) -> None:
         """Nothing is learnt."""
@@ -168,10 +169,12 @@ class Turns:
         """The next configuration's turn; nothing once the windows are used up."""
         if self.left == 0:
             return None
-        turn, at = self.told, self.told % len(self.plans)
-        self.told += 1
-        count = TURN_WINDOWS if self.left is None else min(self.left, TURN_WINDOWS)
+        rounds, at = divmod(self.told, len(self.plans))
+        count, first = TURN_WINDOWS << rounds, self.windows
         if self.left is not None:
+            count = min(count, self.left)
             self.left -= count
-        first = turn * TURN_WINDOWS  # a history has a window at least
-        return Lot(self.plans[at], at, first, (), count, zlib.crc32(f"{self.seed} {turn}".encode()))
+        seed = zlib.crc32(f"{self.seed} {self.told}".encode())
+        self.told += 1
+        self.windows += count
+        return Lot(self.plans[at], at, first, (), count, seed)

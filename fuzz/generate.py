@@ -22,7 +22,7 @@ from ringfold.fuzz.draws import Draw, Seeded
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.lockstep import in_lockstep
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.rules import RULES, commit, rest_of_prompts, usual
+from ringfold.fuzz.rules import commit, rest_of_prompts, usual, whatever_is_next
 from ringfold.fuzz.steering import Peaks, Unseen
 from ringfold.fuzz.story import Plan, Story
 from ringfold.fuzz.swarm import temper
@@ -100,13 +100,11 @@ def windows(operations: Sequence[Operation]) -> int:
 
 def _at_random(story: Story) -> None:
     """Follow the rules until there were as many steps as planned, or windows are used up."""
-    draw, weights = story.draw, story.temper.weights
-    rules, shares = [*weights], [*weights.values()]
     end = story.steps + story.plan.steps
     if not len(story.seats):
         story.tell(full_house(story))
     while story.steps < end and story.room > 0:
-        story.tell(RULES[draw.weighted(rules, shares)].tell(story))
+        story.tell(whatever_is_next(story))
     while story.flights:
         story.tell(commit(story))
 

@@ -1,9 +1,11 @@
-"""Hypothesis as the one who chooses: the same rules, the same walk, other luck.
+"""Hypothesis as the one who chooses: the same rules, as often, the same walk, other luck.
 
 A `RuleBasedStateMachine` tells a history by the rules of `fuzz.rules`, and when it is told, walks
-it. Hypothesis aims at the largest error over what is allowed (`hypothesis.target`), check by check,
-and at transitions that nobody has visited. It only generates: its database and shrinker are off,
-since a failure is a trace like any other, which `ringfold shrink` makes small.
+it. It has one rule of its own, since Hypothesis would follow each of several as often as any other,
+and so tell more of padding and of saved requests than of windows. Hypothesis aims at the largest
+error over what is allowed (`hypothesis.target`), check by check, and at transitions that nobody has
+visited. It only generates: its database and shrinker are off, since a failure is a trace like any
+other, which `ringfold shrink` makes small.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -21,7 +23,6 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -29,7 +30,7 @@ from hypothesis.stateful import (
 from ringfold.fuzz.draws import Bools, Draw, Ints
 from ringfold.fuzz.generate import full_house, told, windows, within
 from ringfold.fuzz.profiles import PROFILES
-from ringfold.fuzz.rules import RULES, Rule, usual
+from ringfold.fuzz.rules import usual, whatever_is_next
 from ringfold.fuzz.steering import Unseen
 from ringfold.fuzz.story import Plan, Story
 from ringfold.fuzz.swarm import temper
@@ -38,9 +39,6 @@ from ringfold.fuzz.walk import Verdict
 
 EXAMPLES_MAX: Final = 1_000_000
 """Windows or time run out long before."""
-
-UPON: Final = {"commit": "flights", "restore": "saved", "hit": "prefixes", "evict": "prefixes"}
-"""What of a story a rule is about: without any, it would tell nothing."""
 
 PARTS: Final = 1000
 """A coin's share is a whole number of these."""
@@ -70,9 +68,11 @@ class Chosen(Draw):
 
 
 class Telling(RuleBasedStateMachine):
-    """Tells one history; subclasses have a plan, its rules, and somebody who walks it."""
+    """Tells one history; subclasses have a plan, a budget, and somebody who walks it."""
 
     plan: ClassVar[Plan]
+    windows_max: ClassVar[int | None]
+    """Row-windows of one history: the same for all, or else equal choices might not be legal."""
     walk: ClassVar[Callable[[Trace], Verdict]]
     unseen: ClassVar[Unseen]
     """Of all histories so far; what is new in this one is known by that."""
@@ -85,14 +85,17 @@ class Telling(RuleBasedStateMachine):
         profile = draw.pick(sorted(PROFILES))
         self.payload = PayloadSpec(seed=draw.integer(0, 2**32 - 1), profile=profile)
         habits = temper(draw, usual(self.plan.operations), seeks=False)
-        self.story = Story(self.plan, draw, habits, Unseen(self.plan.setup))
+        unseen = Unseen(self.plan.setup)
+        self.story = Story(self.plan, draw, habits, unseen, self.windows_max)
         self.story.tell(full_house(self.story))
 
-    def follow(self, one: Rule, data: st.DataObject) -> None:
-        """What comes next by this rule."""
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """What comes next, until there were as many steps as planned, or windows are used up."""
         assert self.story is not None
         self.story.draw = Chosen(data)
-        self.story.tell(one.tell(self.story))
+        if self.story.steps < self.plan.steps and self.story.room > 0:
+            self.story.tell(whatever_is_next(self.story))
 
     def teardown(self) -> None:
         """The history is told: walk it, unless Hypothesis gave it up."""
@@ -107,26 +110,10 @@ class Telling(RuleBasedStateMachine):
         assert not verdict.mismatches, verdict.mismatches[0].sentence()
 
 
-def machine(plan: Plan, walk: Callable[[Trace], Verdict]) -> type[Telling]:
-    """A state machine for the plan's rules; `walk` is called with every history."""
-    members: dict[str, Any] = {"plan": plan, "walk": staticmethod(walk)}
-    members["unseen"] = Unseen(plan.setup)
-    for name in usual(plan.operations):
-        members[name] = _as_rule(name, RULES[name])
-    return type("Telling", (Telling,), members)
-
-
-def _as_rule(name: str, one: Rule) -> Any:
-    def follow(self: Telling, data: st.DataObject) -> None:
-        self.follow(one, data)
-
-    def wanted(self: Telling) -> bool:
-        if self.story is None or self.story.temper.weights[name] == 0:
-            return False
-        return name not in UPON or bool(getattr(self.story, UPON[name]))
-
-    follow.__name__ = follow.__qualname__ = name
-    return rule(data=st.data())(precondition(wanted)(follow))
+def machine(plan: Plan, walk: Callable[[Trace], Verdict], windows_max: int | None) -> type[Telling]:
+    """A state machine that tells `plan`; `walk` is called with every history."""
+    members = {"plan": plan, "walk": staticmethod(walk), "windows_max": windows_max}
+    return type("Telling", (Telling,), {**members, "unseen": Unseen(plan.setup)})
 
 
 class _EnoughError(Exception):
@@ -172,7 +159,7 @@ def examine(
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    kind = seed(seed_)(machine(plan, limited))
+    kind = seed(seed_)(machine(plan, limited, windows_max))
     # It walks a failing history again, which is cut short where the budget ends meanwhile: flaky.
     with contextlib.suppress(_EnoughError, AssertionError, Flaky):
         run_state_machine_as_test(kind, settings=quiet)

@@ -315,3 +315,9 @@ RULES: Final[Mapping[str, Rule]] = {
 def usual(story_operations: frozenset[str]) -> dict[str, int]:
     """The usual weights of the rules that a target has."""
     return {name: rule.weight for name, rule in RULES.items() if rule.needs in story_operations}
+
+
+def whatever_is_next(story: Story) -> Operations:
+    """By one of the rules, each as often as the history's temper has it."""
+    weights = story.temper.weights
+    return RULES[story.draw.weighted([*weights], [*weights.values()])].tell(story)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz.course import AHEAD, Course, Lot
+from ringfold.fuzz.course import AHEAD, TURN_WINDOWS, Course, Lot, Turns
 from ringfold.fuzz.generate import windows
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.steering import Unseen
@@ -129,3 +129,16 @@ def test_steering_reaches_more_transitions() -> None:
         )
 
         assert steered >= 1.25 * unsteered
+
+
+def test_every_configuration_has_its_turn_before_one_has_a_long_one() -> None:
+    """What only shows with several layers shows soon; and turns add up to what was asked for."""
+    count = len(PLANS)
+    turns = Turns(PLANS, 1, windows_max := 5 * count * TURN_WINDOWS + 1)
+    lots = list(iter(turns.lot, None))
+
+    assert [lot.configuration for lot in lots[:count]] == list(range(count))
+    assert {lot.windows for lot in lots[:count]} == {TURN_WINDOWS}
+    assert {lot.windows for lot in lots[count : 2 * count]} == {2 * TURN_WINDOWS}
+    assert sum(lot.windows for lot in lots) == windows_max
+    assert len({lot.seed for lot in lots}) == len({lot.first for lot in lots}) == len(lots)

@@ -6,6 +6,7 @@ whether it finds anything at all by planted bugs, whose verdict is known.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import pytest
@@ -18,7 +19,7 @@ from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Trace, validate
 from ringfold.fuzz.walk import Verdict, walk
 
-SECONDS_MAX: Final = 60.0
+WINDOWS_MAX: Final = 1000  # seen: 14 to 230
 
 SAMPLE: Final = (
     "fold-newest-first",
@@ -55,6 +56,20 @@ def test_histories_are_legal_and_go_by_the_same_rules() -> None:
     assert {"admit", "verify", "commit", "decode", "free"} <= kinds <= set(RULES)
 
 
+def test_most_of_what_is_told_are_windows() -> None:
+    """Rules are followed as often as the generator follows them, and not each like any other.
+
+    Seen: 0.79 to 0.86 of all operations but admissions, with which each history begins; the
+    generator's have 0.74. When Hypothesis picked among rules it was 0.42, and as many plain steps.
+    """
+    kinds = Counter(
+        type(operation).__name__ for trace in told("sim", 1, 400) for operation in trace.operations
+    )
+
+    assert kinds["Verify"] > 4 * kinds["Decode"]
+    assert kinds["Verify"] + kinds["Commit"] > (kinds.total() - kinds["Admit"]) / 2
+
+
 def test_the_same_seed_makes_the_same_choices() -> None:
     """And another one others, once the plainest history is told, with which each begins."""
     first, again, other = (told("sim", seed, 150) for seed in (1, 1, 2))
@@ -65,13 +80,10 @@ def test_the_same_seed_makes_the_same_choices() -> None:
 
 @pytest.mark.parametrize("bug", SAMPLE)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    """By a history that fails again without Hypothesis.
-
-    Seen: 6 to 28 row-windows.
-    """
+    """By a history that fails again without Hypothesis."""
     target = resolve(f"sim:{bug}")
 
-    found = hunt_with_hypothesis(target, 0, seconds_max=SECONDS_MAX)
+    found = hunt_with_hypothesis(target, 0, windows_max=WINDOWS_MAX)
 
     assert found.failure is not None
     validate(found.failure)
