@@ -77,7 +77,8 @@ def history(
 def told(plan: Plan, payload: PayloadSpec, operations: Sequence[Operation]) -> Trace:
     """The trace of a story."""
     if plan.lockstep:
-        operations = in_lockstep(operations, plan.setup)
+        tracks = "track" in plan.operations
+        operations = in_lockstep(operations, plan.setup, tracks=tracks)
     return Trace(
         setup=plan.setup,
         payload=payload,

@@ -42,22 +42,39 @@ UNREACHABLE: Final = frozenset(
 """Situations of `ringfold.sim.situations` in which no server ever is."""
 
 
-def in_lockstep(operations: Sequence[Operation], setup: Setup) -> tuple[Operation, ...]:
+def in_lockstep(
+    operations: Sequence[Operation], setup: Setup, *, tracks: bool = False
+) -> tuple[Operation, ...]:
     """The same history with equal windows, each batch committed at once.
 
     A batch drafts as many tokens as its longest window had, or as many as there is room for. A
     request that was freed with its window in flight accepts one of it. Plain decoding of requests
     whose checkpoint lacks records is a window of one. Where a fork's source now waits with records,
     the fork is left out, with all that its request would do.
+
+    With `tracks`, a prefix cache keeps what the last commit that tracked has stored, and nothing
+    else. So whoever leaves a prefix verifies once more, and its last window is tracked at its end.
     """
-    return tuple(_Server(setup).serve(operations))
+    server = _Server(setup, tracks=tracks)
+    server.tag = max((getattr(operation, "tag", 0) for operation in _inside(operations)), default=0)
+    return tuple(server.serve(operations))
+
+
+def _inside(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Operations as they are written, those of a repeat once."""
+    for operation in operations:
+        yield operation
+        if isinstance(operation, Repeat):
+            yield from _inside(operation.operations)
 
 
 class _Server:
     """Rewrites operations one by one, with an eye on who waits with records."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.dialect = setup, DIALECTS[setup.dialect]
+    def __init__(self, setup: Setup, *, tracks: bool = False) -> None:
+        self.setup, self.dialect, self.tracks = setup, DIALECTS[setup.dialect], tracks
+        self.tag = 0
+        """The last that stands for a window."""
         self.protocol = protocol_of(setup)
         self.fresh = self.protocol.reset(setup.ring, setup.window)
         self.cursors: dict[Request, Cursors] = {}
@@ -89,6 +106,10 @@ class _Server:
                     yield replace(operation, rows=min(rows, self.setup.slots - 1))
                 case Repeat():
                     yield self._repeat(operation)
+                case Donate(request=request) if self.tracks and request not in self.absent:
+                    yield from self._tracked(request)
+                    self._comes_or_goes(operation)
+                    yield operation
                 case _ if self._comes_or_goes(operation):
                     yield operation
 
@@ -153,6 +174,21 @@ class _Server:
                 self.bounds[row] = D
                 for view in (self.cursors, self.told):
                     view[row] = self._after(view.get(row, self.fresh), n, D)
+
+    def _tracked(self, request: Request) -> Iterator[Operation]:
+        """One more window, at whose end the state is stored for the prefix cache.
+
+        What dead memory there is stays alone: until it is given, the stored state counts as dead.
+        """
+        self.tag += 1
+        T = self.setup.window
+        verify = Verify(tag=self.tag, rows=(request,), lengths=(T,))
+        kept = Commit(tag=self.tag, accepted=(1 + self.tag % T,))
+        for operation in self._step(verify, kept):
+            if isinstance(operation, Commit):
+                yield replace(operation, track=operation.accepted[0])
+            else:
+                yield operation
 
     def _decode(self, decode: Decode) -> Iterator[Operation]:
         """As it is where nothing waits; else a window of one, which a server that drafts does."""

@@ -19,6 +19,7 @@ from ringfold.fuzz.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
     Fork,
     Free,
     Operation,
@@ -107,6 +108,30 @@ def test_a_history_with_plain_decoding_stays_legal(dialect: str) -> None:
         trace = history(plan, 8, number)
         operations = in_lockstep(trace.operations, setup)
         validate(Trace(setup=setup, payload=trace.payload, operations=operations))
+
+
+@pytest.mark.parametrize("dialect", ["ring", "fold-every-commit", "compact"])
+def test_whoever_leaves_a_prefix_is_tracked_at_its_last_token(dialect: str) -> None:
+    """Where a cache keeps tracked states: a step of its own, with dead memory left alone."""
+    setup = setup_of(dialect)
+    owned = OPERATIONS | {"track", "donate", "hit", "evict"}
+    plan = Plan(setup, "sim", owned, rows=3, steps=20, directed=False)
+    donated = 0
+    for number in range(HISTORIES // 3):
+        trace = history(plan, 9, number)
+        served = in_lockstep(trace.operations, setup, tracks=True)
+        validate(Trace(setup=setup, payload=trace.payload, operations=served))
+        walked = [operation for operation, _ in unroll(served)]
+        for verify, commit, donate in zip(walked, walked[1:], walked[2:], strict=False):
+            if isinstance(donate, Donate):
+                assert isinstance(verify, Verify)
+                assert isinstance(commit, Commit)
+                assert verify.rows == (donate.request,)
+                assert commit.accepted == (commit.track,)
+                assert commit.dead == "leave"
+                donated += 1
+
+    assert donated > 5
 
 
 def test_plain_decoding_is_a_window_of_one_where_records_wait() -> None:

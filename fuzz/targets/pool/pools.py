@@ -21,10 +21,16 @@ import triton
 from numpy.typing import NDArray
 
 from ringfold.fuzz.targets import standins
-from ringfold.fuzz.targets.pool import absent, shims
+from ringfold.fuzz.targets.pool import absent, sessions, shims, tracks
 from ringfold.fuzz.targets.pool.arena import DEVICE, Arena, DeviceArena
 from ringfold.fuzz.targets.pool.graphs import Graphs
-from ringfold.fuzz.targets.pool.prefixes import Prefixes, prompt, set_lengths
+from ringfold.fuzz.targets.pool.prefixes import (
+    Prefixes,
+    forget_lengths,
+    holder,
+    prompt,
+    set_lengths,
+)
 from ringfold.fuzz.targets.pool.protocol import Message
 from ringfold.fuzz.targets.standins import Loose
 
@@ -119,8 +125,10 @@ class Pool:
         """Tokens of a request's prompt: a prefix that ends at the last fold has some, too."""
         self.requests: dict[int, Any] = {}
         self.saved: dict[int, Any] = {}
+        self.verified: set[int] = set()
+        """Requests that have verified since they were prefilled last."""
         self.pool = self._pool()
-        self.prefixes = Prefixes(self.pool, arguments)
+        self.prefixes = Prefixes(self.pool, arguments, tracks=setup["tracks"])
         self.runner = self._runner(arguments)
         self.backends: dict[int, Any] = {}
         """By draft count: a server that changes it has a backend for each."""
@@ -257,29 +265,39 @@ class Pool:
         self.prefixes.match(made)
         slot = self.pool.mamba_allocator.alloc(1)
         assert slot is not None
-        _holder(made).mamba_pool_idx = slot[0]
+        holder(made).mamba_pool_idx = slot[0]
         self._alloc(request, made)
         self._clear_or_copy(copy=(self._slot(source), self._slot(request)))
         return self._seat(request)
 
     def free(self, *, request: int) -> None:
-        """Give slot and row back, as `release_kv_cache` does where no cache keeps them."""
-        made = self.requests.pop(request)
+        """Give slots and row back, as `release_kv_cache` does where no cache keeps them.
+
+        Those of a session's request are given back when the session is closed.
+        """
+        made = self._gone(request)
+        if (session := made.session) is not None:
+            self.prefixes.end(made)
+            sessions.close(self.prefixes.cache, session)
+            return
         self.pool.free_mamba_cache(made)
         self.pool.free(made)
+        forget_lengths(made)
 
     def donate(self, *, request: int, prefix: int) -> Message:
-        """Finish: its slot is the prefix cache's from now on."""
-        slot, made = self._slot(request), self.requests.pop(request)
-        key = self.prefixes.finish(made, _holder(made, "req_pool_idx"), prefix)
-        return Message("done", {"slot": slot, "lacks": self.prompt - key}, [])
+        """Finish: its slot, or the one that was tracked, is the prefix cache's from now on."""
+        seat = self._places(request)
+        made = self._gone(request)
+        sessions.leave(self.prefixes.cache, made)
+        lacks = self.prefixes.finish(made, prefix)
+        return Message("done", {"slot": seat.get("track", seat["slot"]), "lacks": lacks}, [])
 
     def hit(self, *, request: int, prefix: int) -> Message:
         """Begin with a prompt whose first tokens are a prefix that is kept."""
         tokens = self.prefixes.kept[prefix] + prompt(request, 1)
         made = _request(request, tokens=tokens)
         self.prefixes.match(made)
-        source = _holder(made).mamba_cow_src_index
+        source = holder(made).mamba_cow_src_index
         if source is None:
             raise RuntimeError(f"the prefix cache has no state for prefix {prefix}")
         self._alloc(request, made)
@@ -294,6 +312,7 @@ class Pool:
     def save(self, *, request: int) -> None:
         """Retract to host memory: `Req.offload_kv_cache`, then give the seat back and forget it."""
         made = self.requests[request]
+        sessions.leave(self.prefixes.cache, made)
         with shims.Copying():
             made.offload_kv_cache(self.pool, self._allocator())
         self.free(request=request)
@@ -321,6 +340,7 @@ class Pool:
         tokens: int,
     ) -> Message:
         """The forward pass of every layer on `rows`, then `padding` rows, of `tokens` each."""
+        self.verified.update(rows)
         mode = self._mode("TARGET_VERIFY")
         batch = self._batch(rows, padding, mode, tokens)
         return self._forward(batch, tokens, [mixed, a, b], padded=padding > 0)
@@ -347,10 +367,17 @@ class Pool:
         rows: list[int],
         lengths: list[int],
     ) -> Message:
-        """More of some prompts, on the rows and slots that they have: `prepare_for_extend`."""
+        """More of some prompts, on the rows and slots that they have: `prepare_for_extend`.
+
+        Who has verified since its last one begins a turn of a session.
+        """
         before = [self.prompt] * len(rows)
         for row in rows:
-            set_lengths(self.requests[row], self.prompt)
+            if row in self.verified:
+                self._next_turn(row)
+            else:
+                set_lengths(self.requests[row], self.prompt)
+        self.verified.difference_update(rows)
         if self.pool.alloc([self.requests[row] for row in rows]) is None:
             raise RuntimeError("the pool has no row left")
         starts = np.cumsum([0, *lengths[:-1]])
@@ -386,13 +413,13 @@ class Pool:
         index = torch.full((count, tokens), -1, dtype=torch.int32)
         for i, n in enumerate(accepted):
             index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
-        length = BOUNDARY - (track or 0)
         batch: Any = Loose(
             forward_mode=self._mode("TARGET_VERIFY" if count else "IDLE"),
             reqs=[self.requests[request] for request in rows],
             req_to_token_pool=self.pool,
-            seq_lens=torch.full((count,), length, dtype=torch.int64, device=DEVICE),
+            seq_lens=torch.full((count,), tracks.length(track), dtype=torch.int64, device=DEVICE),
             tree_cache=Loose(page_size=1),
+            spec_algorithm=Loose(is_none=lambda: False),
         )
 
         def work(places: torch.Tensor, kept: torch.Tensor, index: torch.Tensor) -> None:
@@ -403,27 +430,20 @@ class Pool:
         kept = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
         inputs = [self._row_indices(rows), kept, index.to(DEVICE)]
         if self.setup["tracks"] and count:
-            self._name_tracks(batch, inputs[0])
+            tracks.name_slots(batch, inputs[0])
         if self.graphs is None or not count or self.setup["tracks"]:
             work(*inputs)
         else:
             # Where snapshots are copied, the slots are those of the forward pass before.
             self.graphs.run("commit", (self.size, count, tokens), work, inputs)
+        if self.setup["tracks"] and track is not None:
+            tracks.note(batch, rows, accepted, track)
 
     def captured(self) -> Message:
         """How often graphs were replayed, and why what was not captured was not."""
         assert self.graphs is not None
         replays, refused = self.graphs.replays, self.graphs.refused
         return Message("done", {"replays": replays, "refused": refused}, [])
-
-    @staticmethod
-    def _name_tracks(batch: Any, places: torch.Tensor) -> None:
-        """What `prepare_mamba_track_for_verify` does where the extra buffer is on."""
-        from sglang.srt.managers.schedule_batch import set_mamba_track_indices_from_reqs
-
-        batch.req_pool_indices = places
-        with shims.Unpinned():
-            set_mamba_track_indices_from_reqs(batch)
 
     # Shared by them.
 
@@ -485,6 +505,10 @@ class Pool:
             raise RuntimeError("the pool has no row left")
         self.requests[request] = made
 
+    def _gone(self, request: int) -> Any:
+        self.verified.discard(request)
+        return self.requests.pop(request)
+
     def _unlocked(self, request: int, made: Any) -> Any:
         """A request in the seat of `made` that matched nothing.
 
@@ -494,9 +518,23 @@ class Pool:
         """
         fresh = _request(request, self.prompt)
         self.prefixes.match(fresh)
-        for field in ("mamba_pool_idx", "req_pool_idx"):
-            setattr(_holder(fresh, field), field, getattr(_holder(made, field), field))
+        for field in PLACES:
+            if hasattr(holder(made, field), field):
+                setattr(holder(fresh, field), field, getattr(holder(made, field), field))
         return fresh
+
+    def _next_turn(self, request: int) -> None:
+        """Finish a session's turn and begin the next, in the places that the session kept."""
+        ends, before = self.requests[request], self._places(request)
+        sessions.join(self.prefixes.cache, ends)
+        session = ends.session
+        count = self.prefixes.end(ends)
+        made = _request(request, count + 1)
+        made.session = session
+        self.prefixes.match(made)
+        self.requests[request] = made
+        if (now := self._places(request)) != before:
+            raise RuntimeError(f"a turn ended in {before}, and the next begins in {now}")
 
     def _clear_or_copy(self, clear: int | None = None, copy: tuple[int, int] | None = None) -> None:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -530,28 +568,37 @@ class Pool:
         )
 
     def _row(self, request: int) -> int:
-        return int(_holder(self.requests[request], "req_pool_idx").req_pool_idx)
+        return int(holder(self.requests[request], "req_pool_idx").req_pool_idx)
 
     def _slot(self, request: int) -> int:
-        return int(_holder(self.requests[request]).mamba_pool_idx)
+        return int(holder(self.requests[request]).mamba_pool_idx)
 
     def _row_indices(self, rows: list[int]) -> torch.Tensor:
         places = [self._row(request) for request in rows]
         return torch.tensor(places, dtype=torch.int64, device=DEVICE)
 
     def _seat(self, request: int) -> Message:
+        return Message("done", self._places(request), [])
+
+    def _places(self, request: int) -> dict[str, int]:
         seat = {"slot": self._slot(request), "request": self._row(request)}
         if self.setup["tracks"]:
             made, name = self.requests[request], "mamba_ping_pong_track_buffer"
-            seat["track"] = int(getattr(_holder(made, name), name)[0])
-        return Message("done", seat, [])
+            seat["track"] = int(getattr(holder(made, name), name)[0])
+        return seat
 
 
 IDENTITY_WIDTH = 4
 """Of a convolution that only hands the token on, where the setup has none."""
 
-BOUNDARY = 2**20
-"""Tokens: a multiple of the track interval, which is 256 unless somebody asks for another."""
+PLACES = (
+    "req_pool_idx",
+    "mamba_pool_idx",
+    "mamba_ping_pong_track_buffer",
+    "mamba_ping_pong_empty",
+    "mamba_next_track_idx",
+)
+"""What a release knows of where a request is, as far as it has it."""
 
 CACHED = (
     "temporal",
@@ -578,11 +625,6 @@ def _request(number: int, length: int = 0, tokens: Any = None) -> Any:
 
     own = prompt(number, length) if tokens is None else tokens
     return Req(str(number), "", own, SamplingParams(max_new_tokens=1))
-
-
-def _holder(request: Any, field: str = "mamba_pool_idx") -> Any:
-    """Where a release keeps a request's places: on the request, or in its `kv`."""
-    return request.kv if hasattr(request.kv, field) else request
 
 
 def _indices(index: int | None) -> torch.Tensor | None:

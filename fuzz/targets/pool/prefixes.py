@@ -17,8 +17,8 @@ import torch
 from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.standins import Loose
 
-TOKENS = 4096
-"""Places of the full attention's pool, which nothing here computes with."""
+TOKENS = 2**17
+"""Places of the full attention's pool, which nothing here computes with; few are given back."""
 VOCABULARY = 1000
 """Tokens of one request lie apart from those of all others."""
 
@@ -31,7 +31,7 @@ def prompt(number: int, length: int) -> Any:
 class Prefixes:
     """A prefix cache over one pool, and what it keeps by the names that ringfold gave it."""
 
-    def __init__(self, pool: Any, arguments: Any) -> None:
+    def __init__(self, pool: Any, arguments: Any, *, tracks: bool) -> None:
         from sglang.srt.mem_cache import registry
         from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -44,6 +44,7 @@ class Prefixes:
             req_to_token_pool=pool,
             token_to_kv_pool_allocator=self.allocator,
             page_size=1,
+            enable_mamba_extra_buffer=tracks,
         )
         self.cache = registry.default_radix_cache_factory(
             Loose(
@@ -58,13 +59,13 @@ class Prefixes:
         self.kept: dict[int, Any] = {}
         """Tokens of each prefix."""
 
-    def finish(self, request: Any, holder: Any, prefix: int) -> int:
-        """`release_kv_cache` of a request that has finished; returns the length of its key."""
+    def end(self, request: Any) -> int:
+        """`release_kv_cache` of a request that has finished; returns how many tokens were fed."""
         from sglang.srt.managers.schedule_batch import FINISH_LENGTH, ReqKvInfo
         from sglang.srt.mem_cache.common import release_kv_cache
 
-        count = len(request.origin_input_ids)
-        row = holder.req_pool_idx if hasattr(holder, "req_pool_idx") else request.req_pool_idx
+        count = fed(request)
+        row = holder(request, "req_pool_idx").req_pool_idx
         self.pool.req_to_token[row, :count] = self.allocator.alloc(count).to(torch.int32)
         if request.kv is None:
             given = {"kv_allocated_len": count, "swa_evicted_seqlen": 0}
@@ -73,8 +74,16 @@ class Prefixes:
         request.finished_reason = FINISH_LENGTH(length=count)
         insert = "checkpoint" if _takes(release_kv_cache, "checkpoint") else "is_insert"
         release_kv_cache(request, self.cache, **{insert: True})
-        self.kept[prefix] = request.origin_input_ids
-        return self._matched(prefix)
+        return count
+
+    def finish(self, request: Any, prefix: int) -> int:
+        """The same, for the sake of what is kept; returns how many of the tokens are not."""
+        count = self.end(request)
+        tokens = (request.origin_input_ids + request.output_ids)[:count]
+        self.kept[prefix] = tokens
+        kept = self._matched(prefix)
+        self.kept[prefix] = tokens[:kept]
+        return count - kept
 
     def match(self, request: Any) -> None:
         """What a scheduler asks first: how much of the prompt is kept.
@@ -101,12 +110,30 @@ class Prefixes:
         return int(found.device_prefix_len) if indices is None else len(indices)
 
 
+def fed(request: Any) -> int:
+    """Tokens that a request has fed: all but the last of its output, if it has some."""
+    return len(request.origin_input_ids) + max(len(request.output_ids) - 1, 0)
+
+
+def holder(request: Any, field: str = "mamba_pool_idx") -> Any:
+    """Where a release keeps a request's places: on the request, or in its `kv`."""
+    return request.kv if hasattr(request.kv, field) else request
+
+
 def set_lengths(request: Any, count: int) -> None:
     """Say that keys and values of so many tokens were computed."""
     for owner in (request, request.kv):
         for name in ("kv_committed_len", "kv_allocated_len"):
             if hasattr(owner, name):
                 setattr(owner, name, count)
+
+
+def forget_lengths(request: Any) -> None:
+    """Say that a request holds no keys and values any more."""
+    if hasattr(request.kv, "mark_kv_released"):
+        request.kv.mark_kv_released()
+    else:
+        request.kv = None
 
 
 def _takes(function: Any, name: str) -> bool:

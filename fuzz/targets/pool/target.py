@@ -8,7 +8,8 @@ A server steps a batch at a time: it verifies windows of one length and commits 
 history of this target does that too (`lockstep`), and one that does not is refused.
 
 `sglang-pool==VERSION+tracks` is the server whose prefix cache has an extra buffer: each request
-owns a second slot, in which the commit stores the state at an interval's end.
+owns a second slot, in which the commit stores the state at an interval's end. That is what the
+cache keeps of a request, so one that leaves a prefix must have been tracked at its last token.
 
 `sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
@@ -160,9 +161,7 @@ class SglangPool:
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.tracks, self.graphs = tracks, graphs
-        # What a prefix cache keeps that has an extra buffer are tracked states.
-        unlike = {"donate", "hit", "evict"} if tracks else {"track"}
-        self.operations = OPERATIONS - unlike
+        self.operations = OPERATIONS if tracks else OPERATIONS - {"track"}
         self.device = device
         self.precision: Precision = IEEE
         known = _DIALECTS[dialect]
@@ -172,10 +171,14 @@ class SglangPool:
         self.dialect: Dialect = known._replace(
             zeroes_padding=False, verify_writes=writes, decodes_in_place=True
         )
+        if tracks:  # whatever waits, the state that was stored apart is whole
+            self.dialect = self.dialect._replace(donates="state")
         self.started = -1
         self.seats: dict[Request, Mapping[str, int]] = {}
         self.batch: list[Request] = []
         self.tokens = 0
+        self.tracked: dict[Request, NDArray[Any]] = {}
+        """What was stored apart of whom nothing was asked since, [layer, HV, V, K]."""
 
     def identity(self) -> Mapping[str, str]:
         """Release, versions in its environment, SHA-256 of the files that drive the pool."""
@@ -239,7 +242,7 @@ class SglangPool:
         arrays = [parameters.A_log, parameters.dt_bias, weight]
         reply = self.worker.call("open", {"pool": self.pool, "setup": fields}, arrays)
         self.started = self.worker.starts
-        self.seats, self.batch = {}, []
+        self.seats, self.batch, self.tracked = {}, [], {}
         memory = reply.fields["memory"]
         names = NAMES[self.dialect.name]
         mapped = _map(self.worker.pid, reply.fields["file"])
@@ -266,11 +269,13 @@ class SglangPool:
     def free(self, request: Request) -> None:
         """Give slot and row back to the pool."""
         del self.seats[request]
+        self._move([request])
         self._ask("free", request=request)
 
     def save(self, request: Request) -> None:
         """Through the release's retraction to host memory."""
         del self.seats[request]
+        self._move([request])
         self._ask("save", request=request)
 
     def restore(self, request: Request) -> None:
@@ -283,6 +288,8 @@ class SglangPool:
         The length of the key says which tokens the cache takes the state to hold.
         """
         waiting = self._waiting(request)
+        if self.tracks:
+            self._require_tracked(request)
         del self.seats[request]
         reply = self._ask("donate", request=request, prefix=prefix).fields
         claims = 0 if self.dialect.donates == "state" else waiting
@@ -305,6 +312,7 @@ class SglangPool:
         self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
         """Chunks of several prompts in one forward pass."""
+        self._move(rows)
         if self.batch:
             raise self._refusal(f"a prefill before requests {self.batch} were committed")
         fields = {"rows": [*rows], "lengths": [*lengths]}
@@ -318,6 +326,7 @@ class SglangPool:
         if len(set(lengths)) != 1:
             raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
         tokens, real = lengths[0], [row for row in rows if row is not None]
+        self._move(real)
         if self.batch and (real, tokens) != (self.batch, self.tokens):
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
         if self.batch:  # once more, from another state
@@ -359,9 +368,14 @@ class SglangPool:
             track=tokens,
         )
         self.batch = []
+        if self.tracks and tokens is not None:
+            states = self.shown["checkpoint"].array
+            ended = [(row, self.seats[row]["track"]) for row, n in kept if n == tokens]
+            self.tracked.update((row, states[:, slot].copy()) for row, slot in ended)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """The backend's decode step, on checkpoints in place: it knows nothing of their rings."""
+        self._move(rows)
         if self.batch:
             raise self._refusal(f"a decode before requests {self.batch} were committed")
         return self._batch("decode", rows, inputs, 1)
@@ -394,6 +408,26 @@ class SglangPool:
         """How often graphs were replayed since it was opened, and why others were not captured."""
         fields: Mapping[str, Any] = self._ask("captured").fields
         return fields
+
+    def _move(self, rows: Sequence[Request | None]) -> None:
+        """These requests go on: what was stored of them is not where they are any more."""
+        for row in rows:
+            if row is not None:
+                self.tracked.pop(row, None)
+
+    def _require_tracked(self, request: Request) -> None:
+        """Refuse to leave a prefix of which this side can't say what it must hold."""
+        stored, slot = self.tracked.pop(request, None), self.seats[request]["track"]
+        if stored is None:
+            raise RefusedError(
+                f"target {self.name}: request {request} leaves a prefix, but its cache keeps "
+                "tracked states: end the request with a commit that tracks all it accepts"
+            )
+        if stored.tobytes() != self.shown["checkpoint"].array[:, slot].tobytes():
+            raise RefusedError(
+                f"target {self.name}: the tracked state of request {request} was written over: "
+                "leave dead memory alone from the commit that tracks to the donation"
+            )
 
     def _waiting(self, request: Request) -> int:
         """Records that the request's checkpoint lacks."""

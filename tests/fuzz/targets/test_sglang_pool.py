@@ -199,6 +199,92 @@ def test_tracked_states_are_those_of_their_tokens(version: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
+def test_a_prefix_is_what_was_tracked(version: str) -> None:
+    """With an extra buffer a prefix survives records that wait, whom it is handed on to as well."""
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *drafted(2, 2, 1, 0),
+        *drafted(3, 2, None, 1, track=2),
+        Donate(request=1, prefix=0),
+        Free(request=0, dead="garbage"),
+        Hit(request=2, prefix=0),
+        *drafted(5, 2, 2, dead="garbage"),
+        *drafted(6, 1, 2, track=1),
+        Donate(request=2, prefix=1, dead="garbage"),
+        Evict(prefix=0, dead="garbage"),
+        Hit(request=3, prefix=1),
+        Hit(request=4, prefix=1, dead="garbage"),
+        *drafted(7, 2, 3, 4),
+    ]
+
+    walked = walking.walk(trace_of(target, operations), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+    if target.dialect.bitwise_fold:
+        assert walked.compared["exactness"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
+@pytest.mark.parametrize("driven", ["", "+tracks"])
+def test_turns_of_sessions(version: str, driven: str) -> None:
+    """Two turns each, one of them tracked; one request leaves a prefix, another's session closes.
+
+    What the second one's seats are given back to is admitted anew: nothing was lost of them.
+    """
+    target = pool_of(version, driven)
+    track = {"track": 2} if driven else {}
+    folds = [step for tag in (2, 3, 4) for step in drafted(tag, 2, 0, 1, **track)]
+    again = [step for tag in (6, 7, 8) for step in drafted(tag, 2, 1, 0)]
+    prefixes = driven or not target.dialect.has_ring
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *folds,
+        Prefill(tag=5, rows=(0, 1), lengths=(3, 2)),
+        *again,
+        Prefill(tag=9, rows=(1,), lengths=(1,), dead="garbage"),
+        *drafted(10, 2, 1, 0, **track),
+        *([Donate(request=0, prefix=0)] if prefixes else [Free(request=0)]),
+        Free(request=1, dead="garbage"),
+        *([Hit(request=2, prefix=0)] if prefixes else []),
+        *(Admit(request=number, tag=number) for number in (3, 4)),
+        *drafted(11, 2, 4, 3),
+    ]
+    dtypes = Dtypes("float16", "float16", "float32")
+
+    walked = walking.walk(trace_of(target, operations, dtypes=dtypes), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        (drafted(2, 2, 0), "end the request with a commit that tracks all it accepts"),
+        (drafted(2, 2, 0, track=1), "end the request with a commit that tracks all it accepts"),
+        ([*drafted(2, 1, 0, track=1), Decode(tag=3, rows=(0,))], "tracks all it accepts"),
+        (drafted(2, 2, 0, track=2, dead="garbage"), "was written over: leave dead memory alone"),
+    ],
+)
+def test_a_prefix_that_is_older_than_its_request_is_refused(
+    ending: list[Operation], why: str
+) -> None:
+    """The walk knows a request's committed state, and not the one that was stored before."""
+    target = pool_of("0.5.18", "+tracks")
+    operations = [Admit(request=0, tag=0), *ending, Donate(request=0, prefix=0)]
+
+    with pytest.raises(RefusedError, match=why):
+        walking.walk(trace_of(target, operations), target)
+
+
+@pytest.mark.slow
 def test_nothing_is_lost_where_every_commit_folds() -> None:
     """0.5.18 takes a request to host memory and back, and gives its state to a prefix."""
     target = pool_of("0.5.18")
