@@ -7,10 +7,7 @@ Those are `gdn_replayssm_spec_decode`, `commit_gdn_replayssm_spec` and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
 from ringfold.sim.dialects import RING_DIALECT
@@ -18,9 +15,6 @@ from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:
     import torch
-
-KEPT: Final = 2
-"""Requests in a reset's batch whose cursors stay."""
 
 
 class Wrappers(NamedTuple):
@@ -83,19 +77,12 @@ class DropInRing(PooledTarget):
         )
 
     def launch_reset(self, slots: torch.Tensor) -> None:
-        """Make the cursors those of an empty ring, amid padding and rows that keep theirs.
-
-        So a server does: a batch of prefills has requests that are not new. Who comes into an empty
-        pool is reset alone.
-        """
-        new = set(slots.tolist())
-        kept = list(islice((slot for slot in self.seats.values() if slot not in new), KEPT))
-        padding = self.padding_slots if kept else ()
-        rows = [*kept[:1], *padding[:1], *new, *padding[1:], *kept[1:]]
+        """Make the cursors those of an empty ring, amid rows that keep theirs."""
+        rows, new = self.amid_others(slots)
         self.wrappers.reset(
             **self.cursors,
-            do_reset=self.apart(self.tensor(np.isin(rows, kept, invert=True), "int32")),
-            state_batch_indices=self.apart(self.tensor(np.array(rows), "int32")),
+            do_reset=new,
+            state_batch_indices=rows,
             max_cache_len=self.setup.ring,
             max_spec_len=self.setup.window,
             null_block_id=NULL_SLOT,

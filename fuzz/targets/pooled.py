@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 LIST_STRIDE: Final = 2
 """Of lists with an entry a row. One for all, since kernels may be compiled for a stride."""
+
+KEPT: Final = 2
+"""Requests in a reset's batch whose cursors stay."""
 
 
 class Batch(NamedTuple):
@@ -84,7 +88,10 @@ class PooledTarget(ABC):
 
     @abstractmethod
     def launch_reset(self, slots: torch.Tensor) -> None:
-        """Make the cursors of `slots` those of an empty ring."""
+        """Make the cursors of `slots` those of an empty ring.
+
+        Where a kernel takes a flag a row, `amid_others` has rows whose flag is not set.
+        """
 
     def twin(self) -> Target | None:
         """No recurrent kernel of its own, unless a subclass has one."""
@@ -187,6 +194,19 @@ class PooledTarget(ABC):
             ),
             "int32",
         )
+
+    def amid_others(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`slots` amid padding and requests that go on, and [row] 1 for who is new or padding.
+
+        So a server resets: a batch of prefills has requests that are not new. Who comes into an
+        empty pool is by itself.
+        """
+        new = dict.fromkeys(slots.tolist())
+        kept = list(islice((slot for slot in self.seats.values() if slot not in new), KEPT))
+        padding = self.padding_slots if kept else ()
+        rows = np.array([*kept[:1], *padding[:1], *new, *padding[1:], *kept[1:]])
+        flags = np.isin(rows, kept, invert=True)
+        return self.apart(self.tensor(rows, "int32")), self.apart(self.tensor(flags, "int32"))
 
     def apart(self, entries: torch.Tensor) -> torch.Tensor:
         """One entry a row, as a column of a wider table, where kernels must go by its stride."""

@@ -25,13 +25,14 @@ from ringfold.fuzz.trace import (
     Free,
     Idle,
     PayloadSpec,
+    Place,
     Trace,
     Verify,
     validate,
 )
 from ringfold.fuzz.walk import Verdict, walk
 from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
-from ringfold.sim.setup import Dtypes, Geometry, Setup
+from ringfold.sim.setup import NULL_SLOT, Dtypes, Geometry, Setup
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -232,6 +233,52 @@ def test_many_are_seated_at_once(watched: _Watched, payload: Payload) -> None:
     assert len({*slots}) == 2
     assert np.array_equal(watched.memory["checkpoint"][:, slots].numpy(), states)
     assert watched.memory["checkpoint"].count_nonzero() == states.size
+
+
+class _Flagged(_Watched):
+    """Resets as a kernel that takes a flag a row; `obeys` them or resets every request it meets."""
+
+    obeys = True
+
+    def launch_reset(self, slots: Any) -> None:
+        rows, new = self.amid_others(slots)
+        self.asked.append(("reset", (rows, new)))
+        for slot, flag in zip(rows.tolist(), new.tolist(), strict=True):
+            if slot > NULL_SLOT and (flag or not self.obeys):
+                for name in ("write_pos", "cache_base", "is_flush"):
+                    self.memory[name][slot] = 0
+
+
+def test_a_reset_meets_who_goes_on_and_padding() -> None:
+    """Flags tell them apart, lists are columns; who enters an empty pool is by itself."""
+    setup = Setup("ring", Geometry(1, 2, 16, 8), 8, 2, 6)
+    target, payload = _Flagged(), Payload(setup, 1, "ordinary")
+    target.open(setup, payload.parameters())
+    for requests in ([0], [1, 2], [3]):
+        count = np.ones(len(requests), np.int64)
+        target.admit_all(requests, payload.states(np.array(requests), count))
+
+    a, b, c, d = (target.seat(request)["slot"] for request in range(4))
+    told = [(rows.tolist(), new.tolist()) for _, (rows, new) in target.asked]
+    assert told == [
+        ([a], [1]),
+        ([a, -1, b, c, 0], [0, 1, 1, 1, 1]),
+        ([a, -1, d, 0, b], [0, 1, 1, 1, 0]),
+    ]
+    assert all(entries.stride() == (2,) for _, asked in target.asked for entries in asked)
+
+
+@pytest.mark.parametrize(("obeys", "checks"), [(True, []), (False, ["frame"])])
+def test_a_reset_that_ignores_its_flags_is_found_out(obeys: bool, checks: list[str]) -> None:
+    """By whom it resets although they go on: here a request with three records, at base 5."""
+    target = _Flagged()
+    target.obeys = obeys
+    operations = (Place(request=0, tag=0, base=5, records=3, flush=False), Admit(request=1, tag=1))
+    setup = Setup("ring", Geometry(1, 2, 16, 8), 8, 2, 4)
+    made = Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=operations)
+    validate(made)
+
+    assert [m.check for m in walk(made, target).mismatches][:1] == checks
 
 
 def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -> None:
