@@ -9,23 +9,16 @@ the state it keeps must hold.
 from __future__ import annotations
 
 import inspect
-from array import array
 from typing import Any
 
 import torch
 
 from ringfold.fuzz.targets.pool.arena import DEVICE
+from ringfold.fuzz.targets.pool.requests import fed, holder, set_lengths
 from ringfold.fuzz.targets.standins import Loose
 
 TOKENS = 2**17
 """Places of the full attention's pool, which nothing here computes with; few are given back."""
-VOCABULARY = 1000
-"""Tokens of one request lie apart from those of all others."""
-
-
-def prompt(number: int, length: int) -> Any:
-    """Tokens that no other request has."""
-    return array("q", range(number * VOCABULARY, number * VOCABULARY + length))
 
 
 class Prefixes:
@@ -108,32 +101,6 @@ class Prefixes:
         found = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(self.kept[prefix], None)))
         indices = getattr(found, "device_indices", None)
         return int(found.device_prefix_len) if indices is None else len(indices)
-
-
-def fed(request: Any) -> int:
-    """Tokens that a request has fed: all but the last of its output, if it has some."""
-    return len(request.origin_input_ids) + max(len(request.output_ids) - 1, 0)
-
-
-def holder(request: Any, field: str = "mamba_pool_idx") -> Any:
-    """Where a release keeps a request's places: on the request, or in its `kv`."""
-    return request.kv if hasattr(request.kv, field) else request
-
-
-def set_lengths(request: Any, count: int) -> None:
-    """Say that keys and values of so many tokens were computed."""
-    for owner in (request, request.kv):
-        for name in ("kv_committed_len", "kv_allocated_len"):
-            if hasattr(owner, name):
-                setattr(owner, name, count)
-
-
-def forget_lengths(request: Any) -> None:
-    """Say that a request holds no keys and values any more."""
-    if hasattr(request.kv, "mark_kv_released"):
-        request.kv.mark_kv_released()
-    else:
-        request.kv = None
 
 
 def _takes(function: Any, name: str) -> bool:

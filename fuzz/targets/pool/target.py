@@ -17,8 +17,6 @@ cache keeps of a request, so one that leaves a prefix must have been tracked at 
 from __future__ import annotations
 
 import atexit
-import mmap
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,10 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz.arrays import DTYPES
-from ringfold.fuzz.checks import eps
 from ringfold.fuzz.target import (
     IEEE,
-    TF32,
     Device,
     Floats,
     HeadParameters,
@@ -41,10 +37,12 @@ from ringfold.fuzz.target import (
     View,
 )
 from ringfold.fuzz.targets import environments
+from ringfold.fuzz.targets.pool import views
+from ringfold.fuzz.targets.pool.precision import precision
 from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
+from ringfold.fuzz.targets.pool.tracked import Tracked
 from ringfold.fuzz.targets.sglang_compact import short_ring
 from ringfold.fuzz.targets.sglang_release import Release
-from ringfold.oracle.units import UNIT
 from ringfold.sim.dialects import (
     COMPACT_DIALECT,
     CONVOLUTION,
@@ -57,41 +55,6 @@ from ringfold.sim.setup import Setup
 
 IDENTITY_WIDTH: Final = 4
 """Of a convolution that only hands the token on, where the setup has none."""
-
-NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "snapshots": {"checkpoint": "temporal", "snapshots": "intermediate_ssm"},
-    "ring": {
-        "checkpoint": "temporal",
-        "d": "replayssm_d",
-        "k": "replayssm_k",
-        "g": "replayssm_g",
-        "rawv": "replayssm_rawv",
-        "rawk": "replayssm_rawk",
-        "beta": "replayssm_beta",
-        "write_pos": "replayssm_write_pos",
-        "cache_base": "replayssm_cache_base",
-        "is_flush": "replayssm_is_flush",
-    },
-    "fold-every-commit": {
-        "checkpoint": "temporal",
-        "rawv": "replayssm_rawv",
-        "rawk": "replayssm_rawk",
-        "g": "replayssm_g",
-        "beta": "replayssm_beta",
-    },
-    "compact": {
-        "checkpoint": "temporal",
-        "d": "replayssm_d",
-        "k": "replayssm_k",
-        "g": "replayssm_g",
-        "d_low": "replayssm_rawv",
-        "k_low": "replayssm_rawk",
-        "write_pos": "replayssm_spec_write_pos",
-        "cache_base": "replayssm_cache_base",
-        "is_flush": "replayssm_is_flush",
-    },
-}
-"""What a release calls each buffer of a dialect."""
 
 _DIALECTS: Final = {
     dialect.name: dialect
@@ -177,8 +140,7 @@ class SglangPool:
         self.seats: dict[Request, Mapping[str, int]] = {}
         self.batch: list[Request] = []
         self.tokens = 0
-        self.tracked: dict[Request, NDArray[Any]] = {}
-        """What was stored apart of whom nothing was asked since, [layer, HV, V, K]."""
+        self.tracked = Tracked(name)
 
     def identity(self) -> Mapping[str, str]:
         """Release, versions in its environment, SHA-256 of the files that drive the pool."""
@@ -206,19 +168,14 @@ class SglangPool:
         if because := self.refuses(setup):
             raise RefusedError(f"target {self.name}: {because}")
         self.setup, g = setup, setup.geometry
-        # Its convolution multiplies taps and projections in the dtype of the activations, and so
-        # does a verify that reads a checkpoint narrower than float32.
-        narrow = max(UNIT, eps(setup.dtypes.activation))
-        # The interpreter has no tf32, and recurrent kernels have no dots.
-        has_dots = self.device == "cuda" and self.dialect.has_ring
-        dot = TF32.dot if has_dots else IEEE.dot
-        fold = dot if self.dialect.name == "compact" and narrow == UNIT else IEEE.fold
-        if setup.dtypes.state != "float32":
-            dot = max(dot, narrow)
-        self.precision = Precision(dot, fold, convolution=narrow, prefill=narrow)
+        self.precision = precision(setup, self.dialect, self.device)
         # The chunked prefill says of itself that it does not support float32.
         prefills = {"prefill"} if setup.dtypes.activation != "float32" else set[str]()
         self.operations = (self.operations - {"prefill"}) | prefills
+        weight = parameters.convolution
+        if weight is None:  # of the window only the token itself
+            weight = np.zeros((setup.layers, setup.channels, IDENTITY_WIDTH), np.float32)
+            weight[..., -1] = 1.0
         fields = {
             "heads": g.heads,
             "value_heads": g.value_heads,
@@ -234,26 +191,17 @@ class SglangPool:
             "replay": self.pool == "replay",
             "tracks": self.tracks,
             "graphs": self.graphs,
+            "width": weight.shape[-1],
+            "buffers": [*views.NAMES[self.dialect.name].values()],
         }
-        weight = parameters.convolution
-        if weight is None:  # of the window only the token itself
-            weight = np.zeros((setup.layers, setup.channels, IDENTITY_WIDTH), np.float32)
-            weight[..., -1] = 1.0
         arrays = [parameters.A_log, parameters.dt_bias, weight]
         reply = self.worker.call("open", {"pool": self.pool, "setup": fields}, arrays)
         self.started = self.worker.starts
-        self.seats, self.batch, self.tracked = {}, [], {}
-        memory = reply.fields["memory"]
-        names = NAMES[self.dialect.name]
-        mapped = _map(self.worker.pid, reply.fields["file"])
-        self.shown = {
-            buffer.name: View(buffer, _array(mapped, **memory[names[buffer.name]]))
-            for buffer in self.dialect.kept(setup)
-            if names[buffer.name] in memory
-        }
-        self.convolved = self.before = _array(mapped, **memory["conv"])
-        if setup.convolution:
-            self.shown[CONVOLUTION.name] = View(CONVOLUTION, self.convolved)
+        self.seats, self.batch, self.tracked = {}, [], Tracked(self.name)
+        self.shown = views.of(self.dialect, setup, self.worker.pid, **reply.fields)
+        self.convolved = self.before = self.shown[CONVOLUTION.name].array
+        if not setup.convolution:
+            del self.shown[CONVOLUTION.name]
 
     def admit(self, request: Request, state: Floats, past: Floats | None = None) -> None:
         """Through the pool's own allocation and clearing.
@@ -269,13 +217,13 @@ class SglangPool:
     def free(self, request: Request) -> None:
         """Give slot and row back to the pool."""
         del self.seats[request]
-        self._move([request])
+        self.tracked.move([request])
         self._ask("free", request=request)
 
     def save(self, request: Request) -> None:
         """Through the release's retraction to host memory."""
         del self.seats[request]
-        self._move([request])
+        self.tracked.move([request])
         self._ask("save", request=request)
 
     def restore(self, request: Request) -> None:
@@ -289,7 +237,7 @@ class SglangPool:
         """
         waiting = self._waiting(request)
         if self.tracks:
-            self._require_tracked(request)
+            self.tracked.require(request, self.shown["checkpoint"].array, self.seats[request])
         del self.seats[request]
         reply = self._ask("donate", request=request, prefix=prefix).fields
         claims = 0 if self.dialect.donates == "state" else waiting
@@ -312,7 +260,7 @@ class SglangPool:
         self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
         """Chunks of several prompts in one forward pass."""
-        self._move(rows)
+        self.tracked.move(rows)
         if self.batch:
             raise self._refusal(f"a prefill before requests {self.batch} were committed")
         fields = {"rows": [*rows], "lengths": [*lengths]}
@@ -326,7 +274,7 @@ class SglangPool:
         if len(set(lengths)) != 1:
             raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
         tokens, real = lengths[0], [row for row in rows if row is not None]
-        self._move(real)
+        self.tracked.move(real)
         if self.batch and (real, tokens) != (self.batch, self.tokens):
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
         if self.batch:  # once more, from another state
@@ -369,13 +317,12 @@ class SglangPool:
         )
         self.batch = []
         if self.tracks and tokens is not None:
-            states = self.shown["checkpoint"].array
-            ended = [(row, self.seats[row]["track"]) for row, n in kept if n == tokens]
-            self.tracked.update((row, states[:, slot].copy()) for row, slot in ended)
+            ended = {row: self.seats[row] for row, n in kept if n == tokens}
+            self.tracked.note(ended, self.shown["checkpoint"].array)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """The backend's decode step, on checkpoints in place: it knows nothing of their rings."""
-        self._move(rows)
+        self.tracked.move(rows)
         if self.batch:
             raise self._refusal(f"a decode before requests {self.batch} were committed")
         return self._batch("decode", rows, inputs, 1)
@@ -408,26 +355,6 @@ class SglangPool:
         """How often graphs were replayed since it was opened, and why others were not captured."""
         fields: Mapping[str, Any] = self._ask("captured").fields
         return fields
-
-    def _move(self, rows: Sequence[Request | None]) -> None:
-        """These requests go on: what was stored of them is not where they are any more."""
-        for row in rows:
-            if row is not None:
-                self.tracked.pop(row, None)
-
-    def _require_tracked(self, request: Request) -> None:
-        """Refuse to leave a prefix of which this side can't say what it must hold."""
-        stored, slot = self.tracked.pop(request, None), self.seats[request]["track"]
-        if stored is None:
-            raise RefusedError(
-                f"target {self.name}: request {request} leaves a prefix, but its cache keeps "
-                "tracked states: end the request with a commit that tracks all it accepts"
-            )
-        if stored.tobytes() != self.shown["checkpoint"].array[:, slot].tobytes():
-            raise RefusedError(
-                f"target {self.name}: the tracked state of request {request} was written over: "
-                "leave dead memory alone from the commit that tracks to the donation"
-            )
 
     def _waiting(self, request: Request) -> int:
         """Records that the request's checkpoint lacks."""
@@ -487,18 +414,3 @@ class SglangPool:
             f"target {self.name}: {what}; a server verifies windows of one length for a batch and "
             "commits them at once"
         )
-
-
-def _map(pid: int, file: int) -> mmap.mmap:
-    """The worker's shared file, seen from here."""
-    handle = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
-    try:
-        return mmap.mmap(handle, 0)
-    finally:
-        os.close(handle)
-
-
-def _array(
-    memory: mmap.mmap, offset: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
-) -> NDArray[Any]:
-    return np.ndarray(tuple(shape), DTYPES[dtype], memory, offset, tuple(strides))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringfold.fuzz.targets.pool import shims
-from ringfold.fuzz.targets.pool.prefixes import prompt
+from ringfold.fuzz.targets.pool.requests import prompt
 from ringfold.fuzz.targets.standins import Loose
 
 INTERVAL = 256

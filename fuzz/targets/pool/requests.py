@@ -1,0 +1,62 @@
+"""A request as a release has it: its tokens, its places, and how long it is.
+
+Each has tokens of its own. From 0.5.19 on most of the rest is in a record, `kv`, which a session
+hands from one request to the next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+VOCABULARY = 1000
+"""Tokens of one request lie apart from those of all others."""
+
+PLACES = (
+    "req_pool_idx",
+    "mamba_pool_idx",
+    "mamba_ping_pong_track_buffer",
+    "mamba_ping_pong_empty",
+    "mamba_next_track_idx",
+)
+"""What a release knows of where a request is, as far as it has it."""
+
+
+def prompt(number: int, length: int) -> Any:
+    """Tokens that no other request has."""
+    return array("q", range(number * VOCABULARY, number * VOCABULARY + length))
+
+
+def new(number: int, length: int = 0, tokens: Any = None) -> Any:
+    """A request with tokens of its own, or with these."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    own = prompt(number, length) if tokens is None else tokens
+    return Req(str(number), "", own, SamplingParams(max_new_tokens=1))
+
+
+def fed(request: Any) -> int:
+    """Tokens that a request has fed: all but the last of its output, if it has some."""
+    return len(request.origin_input_ids) + max(len(request.output_ids) - 1, 0)
+
+
+def holder(request: Any, field: str = "mamba_pool_idx") -> Any:
+    """Where a release keeps a request's places: on the request, or in its `kv`."""
+    return request.kv if hasattr(request.kv, field) else request
+
+
+def set_lengths(request: Any, count: int) -> None:
+    """Say that keys and values of so many tokens were computed."""
+    for owner in (request, request.kv):
+        for name in ("kv_committed_len", "kv_allocated_len"):
+            if hasattr(owner, name):
+                setattr(owner, name, count)
+
+
+def forget_lengths(request: Any) -> None:
+    """Say that a request holds no keys and values any more."""
+    if hasattr(request.kv, "mark_kv_released"):
+        request.kv.mark_kv_released()
+    else:
+        request.kv = None
