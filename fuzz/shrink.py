@@ -1,10 +1,10 @@
 """Shrinking: from a failing history to the smallest one that fails for the same cause.
 
-A trace is simpler when it has fewer requests, then fewer steps, then shorter windows, a smaller
-ring, a smaller head, quieter memory and plainer numbers; `size` is that order, and it is total.
-The shrinker tries simpler neighbours (`simpler.QUICK`) and keeps each that still fails for the same
-cause, until none does. Then it looks at *every* history that is as short (`simpler.THOROUGH`), so
-that the result depends on the cause and hardly on where one started: equal results, one finding.
+A trace is simpler when it has fewer requests, then fewer steps, then plainer everything else
+(`simpler/order.py`). The shrinker tries simpler neighbours (`simpler.QUICK`) and keeps each that
+still fails for the same cause, until none does. Then it looks at *every* history that is as short
+(`simpler.THOROUGH`), so that the result depends on the cause and hardly on where one started: equal
+results, one finding.
 
 docs/shrinking.md tells what counts as the same cause, and what is lost by that.
 """
@@ -15,35 +15,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from ringfold.fuzz import failures, simpler
+from ringfold.fuzz import failures
 from ringfold.fuzz.mismatch import Check, Mismatch
-from ringfold.fuzz.profiles import PROFILES
+from ringfold.fuzz.simpler import QUICK, THOROUGH
+from ringfold.fuzz.simpler.order import size, steps
+from ringfold.fuzz.simpler.requests import alone
 from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.trace import (
-    Commit,
-    Decode,
-    Donate,
-    Evict,
-    Fork,
-    Hit,
-    Idle,
-    Place,
-    Prefill,
-    Save,
-    Symptom,
-    Trace,
-    TraceError,
-    Verify,
-    digest,
-    unroll,
-    validate,
-)
+from ringfold.fuzz.trace import Symptom, Trace, TraceError, digest, validate
 from ringfold.fuzz.walk import walk
-from ringfold.sim.setup import ACTIVATIONS
 
 SECONDS_MAX: Final = 60.0
 """For one finding, unless the caller says otherwise; then the best so far is the result."""
@@ -53,23 +36,12 @@ WALKS_MAX: Final = 2000
 alone the result would depend on how busy the machine is. Seen: 121 at most, of a dozen bugs."""
 
 SHARPNESS: Final[tuple[Check, ...]] = (
-    "crash",
-    "cursors",
-    "records",
-    "convolution",
-    "frame",
-    "state-local",
-    "state-global",
-    "outputs",
-    "exactness",
-)
+    "crash", "cursors", "records", "convolution", "frame",
+    "state-local", "state-global", "outputs", "exactness",
+)  # fmt: skip
 """One bug often fails several checks at once. The first of these that failed names the cause: an
 integer or a record says more than the wrong state that comes of it, and a wrong state more than
 the outputs. Exactness comes last, since a fold that is wrong by far is inexact as well."""
-
-
-APART: Final = (Decode, Prefill, Idle, Fork, Save, Donate, Hit, Evict)
-"""Operations that a history is simpler without, whatever stands in their place."""
 
 
 class NoFailureError(ValueError):
@@ -111,63 +83,6 @@ def cause(mismatches: Sequence[Mismatch]) -> Symptom:
     sharpest = min(together, key=lambda m: SHARPNESS.index(m.check))
     check: Check = "state-local" if sharpest.check == "state-global" else sharpest.check
     return Symptom(check=check, symptom=sharpest.symptom.replace("is NaN, not", "is not"))
-
-
-def steps(trace: Trace) -> int:
-    """A step is a verify and its commit, or a plain decode; a batch of padding counts too."""
-    return sum(isinstance(o, Verify | Decode | Idle) for o, _ in unroll(trace.operations))
-
-
-def size(trace: Trace) -> tuple[Any, ...]:
-    """The order of traces: the smaller tuple is the simpler trace."""
-    operations = [operation for operation, _ in unroll(trace.operations)]
-    setup, g, dtypes = trace.setup, trace.setup.geometry, trace.setup.dtypes
-    verifies = [o for o in operations if isinstance(o, Verify)]
-    places = [o for o in operations if isinstance(o, Place)]
-    commits = [o for o in operations if isinstance(o, Commit)]
-    prefills = [o for o in operations if isinstance(o, Prefill)]
-    profiled = Verify | Decode | Prefill | Place
-    profiles = [o.profile for o in operations if isinstance(o, profiled)]
-    rows = [row for o in operations if isinstance(o, Verify | Decode | Prefill) for row in o.rows]
-    plain = simpler.renamed(trace).operations == trace.operations
-    return (
-        sum(isinstance(o, simpler.Seats) for o in operations),
-        steps(trace),
-        sum(isinstance(o, APART) for o in operations),
-        len(operations),
-        len(rows),
-        sum(sum(o.lengths) for o in verifies),
-        setup.window,
-        setup.ring,
-        simpler.elements(g),
-        (g.heads, g.value_heads, g.key_dim, g.value_dim),
-        setup.layers,
-        setup.slots,
-        [ACTIVATIONS.index(dtypes.activation), ACTIVATIONS.index(dtypes.record)],
-        dtypes.state != "float32",
-        not setup.l2norm,
-        setup.convolution,
-        sum(simpler.DEAD.index(o.dead) for o in operations),
-        sum(profile is not None for profile in profiles),
-        trace.payload.tensors is not None,
-        _rank(trace.payload.profile),
-        sum(o.rows for o in operations if isinstance(o, Idle)),
-        len(places),
-        sum(o.records for o in places),
-        sum(o.base for o in places),
-        sum(n or 0 for o in commits for n in o.accepted),
-        sum(o.bound or 0 for o in commits),
-        sum(o.track or 0 for o in commits),
-        sum(sum(o.lengths) for o in prefills),
-        not plain,
-        trace.payload.seed,
-        msgspec.json.encode(trace.operations),
-    )
-
-
-def _rank(profile: str) -> int:
-    known = (*simpler.PROFILES_PLAIN, *PROFILES)
-    return known.index(profile)
 
 
 def shrink(
@@ -284,14 +199,14 @@ class _Shrinker:
 
     def _round(self) -> bool:
         improved = False
-        for simplify in (self._alone, *simpler.QUICK):
+        for simplify in (self._alone, *QUICK):
             while self._improve(simplify(self.best)):
                 improved = True
-        return improved or any(self._improve(simplify(self.best)) for simplify in simpler.THOROUGH)
+        return improved or any(self._improve(simplify(self.best)) for simplify in THOROUGH)
 
     def _alone(self, trace: Trace) -> Iterator[Trace]:
         suspect = next((m.request for m in self.mismatches if m.request is not None), None)
-        return simpler.alone(trace, suspect)
+        return alone(trace, suspect)
 
     def _improve(self, candidates: Iterator[Trace]) -> bool:
         """Take the first candidate that is simpler and fails for the same cause."""

@@ -11,6 +11,7 @@ import typer
 from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.simpler.order import steps
 from ringfold.fuzz.targets import registry
 from ringfold.fuzz.trace import Trace, load
 
@@ -38,7 +39,7 @@ def shrink(
         task = progress.add_task(f"shrinking {trace}", total=None)
 
         def show(best: Trace, walks: int) -> None:
-            now = f"{shrinking.steps(best)} steps, {len(best.operations)} operations"
+            now = f"{steps(best)} steps, {len(best.operations)} operations"
             progress.update(task, description=f"shrinking {trace}: {now}, {walks} walks")
 
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ringfold.fuzz.trace.history import Trace, TraceError, shown
+from ringfold.fuzz.trace.history import TraceError, shown
 from ringfold.fuzz.trace.operations import (
     Admit,
     Commit,
@@ -33,6 +33,7 @@ from ringfold.fuzz.trace.operations import (
 )
 from ringfold.sim.cursors import Cursors, Protocol
 from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.setup import Setup
 
 REHEARSED_ROWS_MAX: Final = 250_000
 """Rows that are walked again in repeats, waiting for their cursors to recur: about 1 s."""
@@ -56,16 +57,16 @@ class Seat:
 class Rehearsal:
     """Where a history has come to. Each operation is a method by its name in the file."""
 
-    def __init__(self, trace: Trace) -> None:
-        setup = self.setup = trace.setup
+    def __init__(self, setup: Setup, with_cursors: bool) -> None:
+        """Without cursors a repeat recurs in a turn or two."""
+        self.setup = setup
         self.has_ring = DIALECTS[setup.dialect].has_ring
         self.protocol = protocol_of(setup)
-        # Cursors decide on nothing else; without them a repeat recurs in a turn or two.
-        self.moves_cursors = self.has_ring and _asks_for_cursors(trace.operations)
+        self.moves_cursors = self.has_ring and with_cursors
         self.carries_records = DIALECTS[setup.dialect].saves == "records"
         self.seats: dict[int, Seat] = {}
         self.saved: dict[int, Seat] = {}
-        self.prefixes: set[int] = set()
+        self.prefixes: dict[int, None] = {}  # in the order in which they were donated
         self.verified: dict[int, Verify] = {}  # windows in flight, by tag
         self.rows = 0
         self.rows_again = 0
@@ -78,10 +79,14 @@ class Rehearsal:
                 self.repeat(operation, here)
                 continue
             try:
-                getattr(self, kind(operation))(operation)
+                self.apply(operation)
             except TraceError as error:
                 raise TraceError(f"{here} ({kind(operation)}): {error}") from None
-            self.rows += 1
+
+    def apply(self, operation: Operation) -> None:
+        """Go on by one operation that is not a repeat."""
+        getattr(self, kind(operation))(operation)
+        self.rows += 1
 
     def repeat(self, operation: Repeat, where: str) -> None:
         """Iterate until the seats are as they were before: from there on nothing new can happen."""
@@ -185,7 +190,7 @@ class Rehearsal:
                 f"prefix {operation.prefix} is kept already: evict it first, or use another name"
             )
         del self.seats[operation.request]
-        self.prefixes.add(operation.prefix)
+        self.prefixes[operation.prefix] = None
 
     def hit(self, operation: Hit) -> None:
         """As an admission."""
@@ -195,7 +200,7 @@ class Rehearsal:
     def evict(self, operation: Evict) -> None:
         """Who was seated on a copy stays."""
         self._kept(operation.prefix)
-        self.prefixes.remove(operation.prefix)
+        del self.prefixes[operation.prefix]
 
     def _fresh(self) -> Seat:
         return Seat(self.protocol.reset(self.setup.ring, self.setup.window), self.setup.window)
@@ -346,13 +351,3 @@ def _committed(
     protocol: Protocol, cursors: Cursors, accepted: int, ring: int, bound: int
 ) -> Cursors:
     return protocol.commit(cursors, accepted, ring, bound)
-
-
-def _asks_for_cursors(operations: tuple[Operation, ...]) -> bool:
-    """Whether a fork or a bound is there, which not every cursor allows."""
-    return any(
-        isinstance(op, Fork)
-        or (isinstance(op, Commit) and op.bound is not None)
-        or (isinstance(op, Repeat) and _asks_for_cursors(op.operations))
-        for op in operations
-    )

@@ -6,7 +6,15 @@ from typing import Final
 
 from ringfold.fuzz.profiles import PROFILES
 from ringfold.fuzz.trace.history import Trace, TraceError, shown
-from ringfold.fuzz.trace.operations import OPERATIONS_MAX, Operation, Repeat, Tagged, kind
+from ringfold.fuzz.trace.operations import (
+    OPERATIONS_MAX,
+    Commit,
+    Fork,
+    Operation,
+    Repeat,
+    Tagged,
+    kind,
+)
 from ringfold.fuzz.trace.rehearsal import Rehearsal
 
 REPEAT_DEPTH_MAX: Final = 3
@@ -23,7 +31,8 @@ def validate(trace: Trace) -> None:
         )
     _check_size(trace.operations)
     _check_tags(trace.operations, "operations", set())
-    Rehearsal(trace).run(trace.operations, "operations")
+    rehearsal = Rehearsal(trace.setup, with_cursors=_asks_for_cursors(trace.operations))
+    rehearsal.run(trace.operations, "operations")
 
 
 def _check_profile(profile: str, where: str) -> None:
@@ -74,3 +83,13 @@ def _check_tags(operations: tuple[Operation, ...], where: str, used: set[int]) -
             used.add(operation.tag)
             if operation.profile is not None:
                 _check_profile(operation.profile, f"{here}.profile")
+
+
+def _asks_for_cursors(operations: tuple[Operation, ...]) -> bool:
+    """Whether a fork or a bound is there, which not every cursor allows."""
+    return any(
+        isinstance(op, Fork)
+        or (isinstance(op, Commit) and op.bound is not None)
+        or (isinstance(op, Repeat) and _asks_for_cursors(op.operations))
+        for op in operations
+    )

@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from ringfold.fuzz import cli, simpler
+from ringfold.fuzz import cli
 from ringfold.fuzz.commands.options import MISMATCH
 from ringfold.fuzz.hunt import hunt
 from ringfold.fuzz.mismatch import Mismatch
-from ringfold.fuzz.shrink import NoFailureError, Shrunk, cause, shrink, size, steps, write
+from ringfold.fuzz.shrink import NoFailureError, Shrunk, cause, shrink, write
+from ringfold.fuzz.simpler import QUICK, THOROUGH
+from ringfold.fuzz.simpler.order import size, steps
+from ringfold.fuzz.simpler.requests import renamed
+from ringfold.fuzz.simpler.seats import placed
 from ringfold.fuzz.target import Inputs, Request
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
@@ -316,10 +320,10 @@ def test_nan_and_a_wrong_number_are_one_cause() -> None:
 
 def test_renaming_twice_changes_nothing() -> None:
     """Requests count from 0 and tags from 1 in the order of their appearance."""
-    once = simpler.renamed(trace_of(*NOISY))
+    once = renamed(trace_of(*NOISY))
 
     assert once.operations[0] == Admit(request=0, tag=1, dead="nan")
-    assert simpler.renamed(once) == once
+    assert renamed(once) == once
     validate(once)
 
 
@@ -328,7 +332,7 @@ def test_a_place_takes_the_cursors_of_the_prefix() -> None:
     found = trace_of(*NOISY)
 
     # A window that flies at the cut has no verify left: no scheduler could commit it.
-    first = next(candidate for candidate in simpler.placed(found) if len(candidate.operations) == 3)
+    first = next(candidate for candidate in placed(found) if len(candidate.operations) == 3)
 
     place = Place(request=4, tag=20, base=6, records=6, flush=True)
     assert first.operations == (place, *NOISY[-2:])
@@ -336,7 +340,7 @@ def test_a_place_takes_the_cursors_of_the_prefix() -> None:
     assert walk(first, resolve("sim")).mismatches == []
 
 
-@pytest.mark.parametrize("simplify", [*simpler.QUICK, *simpler.THOROUGH], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("simplify", [*QUICK, *THOROUGH], ids=lambda p: p.__name__)
 def test_no_simpler_neighbour_fails_on_a_right_target(
     simplify: Callable[[Trace], Any],
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from ringfold.fuzz.hunt import hunt
 from ringfold.fuzz.replay import Outcome, replay
 from ringfold.fuzz.shrink import Shrunk, shrink, write
-from ringfold.fuzz.simpler import SEEDS
+from ringfold.fuzz.simpler.numbers import SEEDS
 from ringfold.fuzz.targets.registry import resolve
 
 STEPS_MAX: Final = 3  # seen: 2 for six bugs of 105, else 1 or none
