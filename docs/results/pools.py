@@ -4,7 +4,7 @@
     python docs/results/pools.py 0.5.16       # that release anew, in the same file
     python docs/results/pools.py --table      # prints the table of docs/integration.md from it
 
-Three parts of each release, `--seconds` shared among them 3 : 5 : 2. `everything` is all that the
+Three parts of each release, `--seconds` shared among them 3 : 4 : 3. `everything` is all that the
 target owns, dead memory full of finite garbage, in every other history of NaN; `sound` is that but
 for what the release is known to lose (`LOSING`, docs/findings.md), and must agree; `tracks` is the
 latter of the pool with an extra buffer and prefixes, and must agree from 0.5.17 on. The histories
@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from ringfold.fuzz.walk import Verdict, walk
 RESULTS: Final = Path(__file__).parent / "pools-cpu.json"
 VERSIONS: Final = tuple(f"0.5.{patch}" for patch in range(16, 24))
 SEED: Final = 0
-SHARES: Final = {"everything": 0.3, "sound": 0.5, "tracks": 0.2}
+SHARES: Final = {"everything": 0.3, "sound": 0.4, "tracks": 0.3}
 PREFIXES: Final = frozenset({"donate", "hit", "evict"})
 LOSING: Final = {
     "ring": PREFIXES | {"save", "restore"},
@@ -65,6 +65,8 @@ class Part:
         self.windows += verdict.windows
         walked = [operation for operation, _ in unroll(trace.operations)][: verdict.operations]
         self.driven.update(itertools.chain(*map(driven, walked)))
+        if "prefill" not in verdict.skipped:
+            self.driven["prefill: a turn"] += len(turns(walked))
         for name, times in verdict.skipped.items():
             self.driven[name] -= times
         self.compared.update(verdict.compared)
@@ -119,17 +121,26 @@ def driven(operation: Operation) -> Iterator[str]:
             yield from ("prefill: beyond 64 tokens",) * (max(lengths) > 64)
 
 
-def without_turns(trace: Trace) -> Trace:
-    """No prefill of a request that has verified, and may wait."""
-    verified: set[int | None] = set()
-    kept = list[Operation]()
-    for operation in trace.operations:
+def turns(operations: Iterable[Operation]) -> set[int]:
+    """Which of them prefill a request that has verified since it was prefilled last."""
+    verified, found = set[int | None](), set[int]()
+    for i, operation in enumerate(operations):
         for inner, _ in unroll((operation,)):
             if isinstance(inner, Verify):
                 verified.update(inner.rows)
-        if not (isinstance(operation, Prefill) and verified & set(operation.rows)):
-            kept.append(operation)
-    return msgspec.structs.replace(trace, operations=tuple(kept))
+        if isinstance(operation, Prefill):
+            if verified & set(operation.rows):
+                found.add(i)
+            verified.difference_update(operation.rows)
+    return found
+
+
+def without_turns(trace: Trace) -> Trace:
+    """No prefill of a request that has verified, and may wait."""
+    operations = trace.operations
+    while gone := turns(operations):
+        operations = tuple(o for i, o in enumerate(operations) if i not in gone)
+    return msgspec.structs.replace(trace, operations=operations)
 
 
 def part(version: str, name: str, seconds: float) -> dict[str, Any]:
@@ -150,7 +161,8 @@ def part(version: str, name: str, seconds: float) -> dict[str, Any]:
             finite = dialect == "compact" if sound else (number + i) % 2 == 0
             worst: Any = "garbage" if finite else "nan"
             # Directed histories take long, and look for situations rather than operations.
-            told: Plan = plan._replace(operations=owned, directed=i == 0, worst=worst)
+            directed = i == 0 and name != "tracks"
+            told: Plan = plan._replace(operations=owned, directed=directed, worst=worst)
             if sound:
                 kept = PREFIXES if name == "tracks" else frozenset[str]()
                 told = told._replace(operations=told.operations - (LOSING[dialect] - kept))
@@ -166,6 +178,8 @@ def table(releases: dict[str, Any]) -> str:
         "release",
         "row-windows",
         "decodes, prefills",
+        "turns",
+        "prefixes left, begun from",
         "differs",
         "sound: differ",
     )
@@ -174,7 +188,7 @@ def table(releases: dict[str, Any]) -> str:
     for version, parts in releases.items():
         sums: Counter[str] = Counter()
         for each in SHARES:
-            sums.update({k: v for k, v in parts[each]["driven"].items() if ":" not in k})
+            sums.update(parts[each]["driven"])
         found = {f.partition(":")[0] for each in SHARES for f in parts[each]["findings"]}
         sound = parts["sound"]
         state = max(sound["largest"].get(f"state-{which}", 0.0) for which in ("local", "global"))
@@ -182,6 +196,8 @@ def table(releases: dict[str, Any]) -> str:
             version,
             f"{sum(parts[each]['row-windows'] for each in SHARES):,}",
             f"{sums['decode']}, {sums['prefill']}",
+            f"{sums['prefill: a turn']}",
+            f"{sums['donate']}, {sums['hit']}",
             ", ".join(f"`{kind}`" for kind in sorted(found)) or "none",
             f"{sound['with a mismatch']} of {sound['histories']}",
             f"{sound['largest'].get('outputs', 0.0):.2f}",
@@ -196,7 +212,7 @@ def main() -> int:
     """Walk all, or print the table; 1 if a sound part has a mismatch."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS, help="such as 0.5.16; or all")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each release")
+    parser.add_argument("--seconds", type=float, default=150.0, help="of each release")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
