@@ -17,6 +17,20 @@ from ringfold.fuzz.watch import HANG_SECONDS, HangingError, Watch
 Result = TypeVar("Result")
 
 
+class _Spawning(multiprocessing.context.SpawnContext):
+    """Starts processes, and knows which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[multiprocessing.context.SpawnProcess] = []
+
+    def Process(self, *given: Any, **named: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        """One more, called by the pool."""
+        process = super().Process(*given, **named)
+        self.started.append(process)
+        return process
+
+
 class Workers:
     """A pool of processes, each of which begins with `start(watch, *arguments)`."""
 
@@ -35,22 +49,30 @@ class Workers:
         # One thread of linear algebra a worker: the workers are the parallelism.
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(variable, "1")
-        context = multiprocessing.get_context("spawn")
         self.hang_max = hang_max
+        self.context = _Spawning()
         self.folder = tempfile.TemporaryDirectory(prefix="ringfold-")
-        self.watch = Watch(context, count, Path(self.folder.name))
+        self.watch = Watch(self.context, count, Path(self.folder.name))
         about = (self.watch, visible, start, arguments)
-        self.pool = ProcessPoolExecutor(count, context, _start, about)
+        self.pool = ProcessPoolExecutor(count, self.context, _start, about)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is KeyboardInterrupt:  # whoever pressed Ctrl-C does not wait
-            for worker in multiprocessing.active_children():
-                worker.kill()
+            self._end()
         self.pool.shutdown(cancel_futures=True)
+        # A pool that was once told not to wait does not wait any more. Whoever is still at
+        # something then, or still starts, would look for a watch and a folder that are gone.
+        self._end()
         self.folder.cleanup()
+
+    def _end(self) -> None:
+        for worker in self.context.started:
+            worker.kill()
+        for worker in self.context.started:
+            worker.join()
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Have a worker do it. A worker that starts for it is deaf to Ctrl-C.
