@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz import arrays
+from ringfold.fuzz.crew import target_of
 from ringfold.fuzz.frame import Region, index
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.target import RefusedError, Request, Target, refusal
-from ringfold.fuzz.tours import PROFILE, Plan, target_of
+from ringfold.fuzz.tours import PROFILE, Plan
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup

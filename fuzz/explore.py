@@ -8,12 +8,10 @@ Every input of the cursors is tried besides (`cursor_inputs.py`).
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,19 +19,15 @@ import msgspec
 
 from ringfold.fuzz import failures
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import POLL_SECONDS, REPORT, Clock, cores, gpus
+from ringfold.fuzz.crew import POLL_SECONDS, Clock, Crew, cores, raise_to, target_of
 from ringfold.fuzz.cursor_inputs import CursorsWalked, walk_cursors
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.shrink import Written
 from ringfold.fuzz.target import Device
-from ringfold.fuzz.tours import Plan, Tour, cut, history, lots, protocol_steps, target_of
-from ringfold.fuzz.trace import (
-    Symptom,
-    Trace,
-)
+from ringfold.fuzz.tours import Plan, Tour, cut, history, lots, protocol_steps
+from ringfold.fuzz.trace import Symptom, Trace
 from ringfold.fuzz.walk import Verdict, walk
-from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
-from ringfold.fuzz.workers import Workers
+from ringfold.fuzz.watch import HANG_SECONDS, Hang, Watch
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Setup
 
@@ -148,8 +142,7 @@ class Walker:
             a_step = 2 if DIALECTS[plan.setup.dialect].verifies else 1
             steps = (verdict.operations - len(together)) // a_step
             walked.covered += sum(max(0, min(len(tour), steps)) for tour in together)
-            for check, ratio in verdict.largest.items():
-                walked.largest[check] = max(walked.largest.get(check, 0.0), ratio)
+            raise_to(walked.largest, verdict.largest)
             return False
         if len(walked.failing) >= FAILING_MAX:
             return True
@@ -191,14 +184,9 @@ class Walker:
 _walker: Walker
 
 
-def _start_worker(watch: Watch, plan: Plan, clock: Clock, seconds_max: float | None) -> None:
+def _start_worker(watch: Watch, clock: Clock, plan: Plan) -> None:
     global _walker  # noqa: PLW0603 - set once, when the process starts
-
-    def out_of_time() -> bool:
-        late = seconds_max is not None and clock.elapsed() > seconds_max
-        return late or bool(clock.stopped.value)
-
-    _walker = Walker(plan, watch, out_of_time, clock.count)
+    _walker = Walker(plan, watch, clock.out_of_time, clock.count)
 
 
 def _warm_up(together: Sequence[Tour]) -> None:
@@ -257,7 +245,7 @@ def explore(
     return _Exploration(plan, run_dir, workers, seconds_max, hang_max, on_progress).run()
 
 
-class _Exploration:
+class _Exploration(Crew):
     """Shares lots out among workers and adds up what comes of them."""
 
     def __init__(
@@ -269,10 +257,19 @@ class _Exploration:
         hang_max: float,
         on_progress: Callable[[Explored], None],
     ) -> None:
-        self.plan, self.run_dir, self.on_progress = plan, run_dir, on_progress
+        self.plan, self.on_progress = plan, on_progress
         steps = protocol_steps(plan.setup)
         self.lots = lots(plan)
         count = workers or min(cores(), WORKERS_MAX[plan.device], len(self.lots) + 1)
+        super().__init__(
+            count,
+            _start_worker,
+            plan,
+            device=plan.device,
+            run_dir=run_dir,
+            seconds_max=seconds_max,
+            hang_max=hang_max,
+        )
         self.report = Explored(
             plan.target,
             plan.device,
@@ -281,38 +278,15 @@ class _Exploration:
             len(steps.transitions),
             workers=count,
         )
-        self.clock = Clock(multiprocessing.get_context("spawn"))
-        self.workers = Workers(
-            count,
-            _start_worker,
-            plan,
-            self.clock,
-            seconds_max,
-            hang_max=hang_max,
-            visible=gpus() if plan.device == "cuda" else (),
-        )
         self.pending: set[Future[Any]] = set()
         self.failing: list[tuple[Trace, Symptom]] = []
-        self.written = 0.0
 
     def run(self) -> Explored:
         """To the end, to a limit, or until the target hangs or dies."""
-        report = self.report
-        with self.workers:
-            try:
-                self._walk()
-                self._shrink()
-            except KeyboardInterrupt:
-                self.clock.stop()
-                report.inconclusive.append("stopped by hand")
-                self._land()
-            except HangingError as hanging:
-                self._keep_what_hangs(hanging.hang)
-            except BrokenProcessPool:
-                self._keep_suspects()
+        self.work(self._walk, self._shrink)
         self._conclude()
-        self._write()
-        return report
+        self.write(self.report)
+        return self.report
 
     def _walk(self) -> None:
         started = time.monotonic()
@@ -328,7 +302,7 @@ class _Exploration:
         first: dict[tuple[str, str], Trace] = {}
         for trace, cause in sorted(self.failing, key=lambda each: len(each[0].operations)):
             first.setdefault((cause.check, cause.symptom), trace)
-        self._submit(*((_shrunk, trace, self.run_dir or Path()) for trace in first.values()))
+        self._submit(*((_shrunk, trace, self.run_dir) for trace in first.values()))
         self._land()
         if first and not self.report.counterexamples:
             self.report.inconclusive.append(
@@ -361,8 +335,7 @@ class _Exploration:
                 report.windows += result.windows
                 self.failing += result.failing
                 report.failing = len(self.failing)
-                for check, ratio in result.largest.items():
-                    report.largest[check] = max(report.largest.get(check, 0.0), ratio)
+                raise_to(report.largest, result.largest)
                 spent = Counter(report.spent) + Counter(result.spent)
                 report.spent = {part: round(s, 3) for part, s in sorted(spent.items())}
                 report.seconds = round(self.clock.elapsed(), 3)
@@ -383,16 +356,16 @@ class _Exploration:
         if elapsed := self.clock.elapsed():
             self.report.rate = round(self.clock.windows.value / elapsed, 1)
         self.on_progress(self.report)
-        if time.monotonic() - self.written > REPORT_SECONDS:
-            self._write()
+        self.write(self.report, REPORT_SECONDS)
 
-    def _write(self) -> None:
-        self.written = time.monotonic()
-        if self.run_dir is not None:
-            failures.write_json(self.run_dir / REPORT, self.report)
+    def interrupted(self) -> None:
+        """Keep what the workers have found by now."""
+        self.clock.stop()
+        self.report.inconclusive.append("stopped by hand")
+        self._land()
 
-    def _keep_what_hangs(self, hang: Hang) -> None:
-        """The history that does not end, as a finding."""
+    def hangs(self, hang: Hang) -> None:
+        """Keep the history that does not end as a finding."""
         report = self.report
         trace = self.workers.watch.told(hang.worker)
         where = "" if trace else " from a commit of cursors alone"
@@ -400,22 +373,19 @@ class _Exploration:
             f"the target does not come back{where}: its worker was killed, and the run ended there"
         )
         if trace is not None:
-            mismatch = hang.mismatch(trace, self.workers.hang_max)
-            failure = failures.as_failure(trace, [mismatch], {})
-            path = failures.write(failure, [mismatch], self.run_dir or Path(), self.plan.device)
-            report.hanging = failures.reproduce(path, failure.target, self.plan.device)
+            failure, mismatch = self.hanging(hang, trace)
+            path = failures.write(failure, [mismatch], self.run_dir, self.device)
+            report.hanging = failures.reproduce(path, failure.target, self.device)
             report.failing += 1
 
-    def _keep_suspects(self) -> None:
-        """Histories that were being walked when a worker died."""
-        told = map(self.workers.watch.told, self.workers.watch.walking())
-        paths = [failures.write_suspect(t, self.run_dir or Path()) for t in told if t is not None]
-        lines = "; ".join(failures.reproduce(p, None, self.plan.device) for p in paths)
+    def died(self) -> None:
+        """Keep the histories that were being walked."""
+        lines = self.suspects()
         self.report.inconclusive.append(
             "a worker process died: "
             + (
-                f"replay each of {len(paths)} histories by itself to see which ({lines})"
-                if paths
+                f"replay each of {len(lines)} histories by itself to see which ({'; '.join(lines)})"
+                if lines
                 else "it was building the target, or shrinking what it found"
             )
         )

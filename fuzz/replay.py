@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from ringfold.fuzz.crew import POLL_SECONDS
 from ringfold.fuzz.known import KnownFailure
 from ringfold.fuzz.legality import Class, classify
 from ringfold.fuzz.mismatch import Mismatch, failed_checks
@@ -27,7 +28,6 @@ from ringfold.fuzz.watch import HANG_SECONDS, Hang, HangingError, Watch
 from ringfold.fuzz.workers import Workers
 from ringfold.sim.setup import SetupError
 
-POLL_SECONDS: Final = 0.2
 NOWHERE: Final = Hang(worker=0, configuration=0, number=0, operation=0)
 
 

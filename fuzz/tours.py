@@ -8,7 +8,6 @@ full window more, so that what the last step wrote is read or folded.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -16,8 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.target import Device, Target
-from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Commit, Decode, Operation, PayloadSpec, Place, Trace, Verify
 from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
@@ -140,9 +138,3 @@ def cut(together: Sequence[Tour]) -> list[Sequence[Tour]]:
         return [together[:half], together[half:]]
     half = (len(together[0]) + 1) // 2
     return [[together[0][:half]], [together[0][half:]]] if half < len(together[0]) else []
-
-
-@functools.cache
-def target_of(name: str, device: Device) -> Target:
-    """One instance a process, since its modules and compiled kernels are worth keeping."""
-    return resolve(name, device)

@@ -35,9 +35,10 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 
 from ringfold.fuzz import provenance
-from ringfold.fuzz.campaign import Campaign, Finding, Report, Tally, gpus
+from ringfold.fuzz.campaign import Campaign, Finding, Report, Tally
 from ringfold.fuzz.configurations import configurations
 from ringfold.fuzz.course import Budget
+from ringfold.fuzz.crew import gpus
 from ringfold.fuzz.frame import Dead
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.story import Plan

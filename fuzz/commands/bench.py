@@ -12,7 +12,6 @@ from rich.table import Table
 from ringfold.fuzz.bench.case import STANDARD, SWEEPS, Case, cases, swept
 from ringfold.fuzz.bench.report import Measured, Peer, Report
 from ringfold.fuzz.bench.run import PEERS, WRONG, Bench, Options
-from ringfold.fuzz.campaign import cores
 from ringfold.fuzz.commands import plots
 from ringfold.fuzz.commands.options import (
     AGREE,
@@ -23,6 +22,7 @@ from ringfold.fuzz.commands.options import (
     geometry_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.crew import cores
 from ringfold.fuzz.failures import write_json
 from ringfold.sim.setup import ACTIVATIONS
 

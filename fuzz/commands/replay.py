@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ringfold.fuzz import known as known_failures
-from ringfold.fuzz.campaign import REPORT
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -18,6 +17,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.crew import REPORT
 from ringfold.fuzz.replay import Outcome, Replayed, replay_all
 from ringfold.fuzz.trace import TraceError
 

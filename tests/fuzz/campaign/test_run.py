@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import multiprocessing
 import os
 import shlex
 import signal
@@ -25,15 +24,13 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import Campaign, Report, gpus
+from ringfold.fuzz.campaign import Campaign, Report
 from ringfold.fuzz.course import Budget
 from ringfold.fuzz.generate import history
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Verify, load
-from ringfold.fuzz.watch import Watch
-from ringfold.fuzz.workers import _start as start_worker
 
 BUG = "sim:fold-reads-from-row-zero"
 SECONDS_MAX = 60.0
@@ -342,23 +339,6 @@ def test_it_can_be_stopped_while_targets_are_built(tmp_path: Path) -> None:
 
     assert report.windows == report.histories == 0
     assert "give it more time" in " ".join(report.inconclusive)
-
-
-@pytest.mark.parametrize(("named", "dealt"), [("3,5", ["3", "5", "3"]), ("1", ["1", "1", "1"])])
-def test_workers_are_dealt_out_to_the_gpus(
-    monkeypatch: pytest.MonkeyPatch, named: str, dealt: list[str]
-) -> None:
-    """Each sees one of those that this process may use."""
-    pytest.importorskip("torch")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    context = multiprocessing.get_context("spawn")
-    watch, visible = Watch(context, 3), gpus()
-    seen = []
-    for _ in range(3):
-        start_worker(watch, visible, lambda watch: None, ())
-        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
-
-    assert seen == dealt
 
 
 def test_a_failure_that_does_not_repeat_is_inconclusive(mine: Path, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""What a campaign found: mismatches of one kind are one finding, and so is what shrinks alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ringfold.fuzz import failures
+from ringfold.fuzz.campaign.report import Finding
+from ringfold.fuzz.campaign.worker import Walked
+from ringfold.fuzz.legality import classify, rank
+from ringfold.fuzz.shrink import Shrunk, write
+from ringfold.fuzz.target import Device
+from ringfold.fuzz.trace import Trace
+
+KEPT_MAX: Final = 5
+"""Failures of one symptom that are written to disk; all are counted."""
+
+Key = tuple[str, str, str]
+"""Target, check and symptom."""
+
+
+class Findings:
+    """Those of each kind, with the first failure that speaks for it."""
+
+    def __init__(self, run_dir: Path, device: Device) -> None:
+        self.run_dir, self.device = run_dir, device
+        self.kinds: dict[Key, Finding] = {}
+        self.firsts: dict[Key, Trace] = {}
+
+    def add(self, failure: Trace, walked: Walked) -> None:
+        """Write the failure unless enough of its kind are there."""
+        first = walked.verdict.mismatches[0]
+        target = failure.target or ""
+        key = (target, *first.key)
+        known = self.kinds.get(key)
+        seen = known.histories if known else 0
+        # A failure that repeats speaks for its kind, rather than one that does not.
+        speaks = known is None or (known.flaky and not walked.flaky)
+        if speaks or seen < KEPT_MAX:
+            path = failures.write(failure, walked.verdict.mismatches, self.run_dir, self.device)
+        if known is None or speaks:
+            known = self.kinds[key] = Finding(
+                target=target,
+                check=first.check,
+                symptom=first.symptom,
+                histories=seen,
+                sentence=first.sentence(),
+                trace=str(path),
+                reproduce=failures.reproduce(path, target, self.device),
+                flaky=walked.flaky,
+                legality=classify(failure),
+            )
+            self.firsts[key] = failure
+        known.histories += 1
+
+    def to_shrink(self) -> dict[Key, Trace]:
+        """The first failure of each kind that repeats."""
+        return {key: trace for key, trace in self.firsts.items() if not self.kinds[key].flaky}
+
+    def shrunk(self, key: Key, shrunk: Shrunk) -> None:
+        """The smallest history of a kind; kinds that become one trace become one finding."""
+        finding = self.kinds[key]
+        for known in self.kinds.values():
+            if known.digest == shrunk.digest and known.target == finding.target:
+                known.histories += finding.histories
+                del self.kinds[key]
+                return
+        written = write(self.firsts[key], shrunk, Path(), self.run_dir, self.device)
+        finding.check, finding.symptom = shrunk.mismatches[0].key
+        finding.found, finding.trace = finding.trace, written.trace
+        finding.sentence, finding.reproduce = written.sentence, written.reproduce
+        finding.digest, finding.steps = written.digest, written.steps
+        finding.legality = classify(shrunk.trace)
+
+    def ranked(self) -> list[Finding]:
+        """What a user of a server can meet comes first."""
+        return sorted(self.kinds.values(), key=lambda finding: rank(finding.legality))
