@@ -3,10 +3,11 @@
     python docs/results/pool.py OUT.json 0.5.16 0.5.18 0.5.23 [--seconds S] [--windows N] [--jobs J]
 
 A job is a release, a geometry and a dtype, in a process of its own: random histories of the
-tester's, whose steps are launched one by one, and replayed from captured CUDA graphs. Left out are
-the operations at which that release is known to lose something (`LOSING`); those follow as the
-traces of the findings, in a job a release. OUT.json says of each what was compared, how large the
-largest error was over what is allowed, what differed, and what was captured.
+tester's, whose steps are launched one by one, and replayed from captured CUDA graphs; with an extra
+buffer, states are tracked and prefixes begin from them, but not in 0.5.16. Left out are the
+operations at which that release is known to lose something (`LOSING`); those follow as the traces
+of the findings, in a job a release. OUT.json says of each what was compared, how large the largest
+error was over what is allowed, what differed, and what was captured.
 
 Exit code: 0 if nothing differed but what is known, and all findings are there; 1 otherwise; 3 if
 there was no time for all. With `--device cpu` the smallest jobs alone, in the interpreter.
@@ -49,8 +50,12 @@ ROWS: Final = {
 """Rows of a batch at most, by geometry; what takes longest comes first."""
 DTYPES: Final = {"cuda": ("bfloat16", "float32"), "cpu": ("float32", "float16")}
 MODES: Final = {"cuda": ("", "+graph"), "cpu": ("",)}
+STEPS: Final = {"": "launched", "+graph": "replayed", "+tracks": "tracked"}
+"""What becomes of a step, by how the target is driven."""
 PREFILLED: Final = ((4, 8, 64, 64), "bfloat16")
 """Where chunks of prompts are computed, too: that is another handful of kernels to compile."""
+TRACKED: Final = ((1, 2, 32, 32), "float32")
+"""Where states are tracked as well, and prefixes begin from them."""
 ELEMENTS: Final = 2**24
 """Elements of states in the windows of a case at most: what the float64 recurrence has to walk."""
 RING_LEAST: Final = 16
@@ -59,12 +64,14 @@ RING: Final = 16
 WINDOW: Final = 4
 SEED: Final = 7
 
+PREFIXES: Final = frozenset({"donate", "hit", "evict"})
 LOSING: Final = {
-    "ring": frozenset({"save", "restore", "donate", "hit", "evict"}),
+    "ring": PREFIXES | {"save", "restore"},
     "fold-every-commit": frozenset[str](),
-    "compact": frozenset({"save", "restore", "donate", "hit", "evict"}),
+    "compact": PREFIXES | {"save", "restore"},
 }
-"""Operations that are findings of a dialect's releases."""
+"""Operations that are findings of a dialect's releases. With tracked states prefixes are none, but
+that the ring's release stores nothing."""
 FINDINGS: Final = {
     "ring": ("pool_retraction", "pool_prefix_window"),
     "fold-every-commit": (),
@@ -110,12 +117,17 @@ class Job(NamedTuple):
             yield self.case(registry.resolve(self.target + mode, self.device), mode, {"prefill"})
         if (self.geometry, self.dtype) == PREFILLED:
             yield self.case(target, "", set())
+        if (self.geometry, self.dtype) == TRACKED:
+            without = {"prefill", "track"} if target.dialect.name == "ring" else {"prefill"}
+            tracks = registry.resolve(f"{self.target}+tracks", self.device)
+            yield self.case(tracks, "+tracks", without)
 
     def case(self, target: Any, mode: str, without: set[str]) -> dict[str, Any]:
         """Random histories until there were so many row-windows, or time is up."""
         assert self.geometry is not None
         dialect = target.dialect.name
-        operations = target.operations - LOSING[dialect] - without
+        kept = PREFIXES if mode == "+tracks" and dialect != "ring" else frozenset[str]()
+        operations = target.operations - (LOSING[dialect] - kept) - without
         rows = ROWS[self.device][self.geometry]
         shape = Geometry(*self.geometry)
         fixed: dict[str, Any] = {"geometry": shape, "ring": RING, "window": WINDOW}
@@ -133,7 +145,7 @@ class Job(NamedTuple):
             if walked >= windows or late() or len(mismatches) > 3:
                 break
             setup = msgspec.structs.replace(plan.setup, slots=rows + 2)
-            first = number == 0
+            first = number == 0 and mode != "+tracks"
             served = plan._replace(setup=setup, rows=rows, operations=operations, directed=first)
             trace = history(served, SEED, number, windows_max=windows - walked)
             verdict = walk(trace, target, out_of_time=late)
@@ -143,12 +155,12 @@ class Job(NamedTuple):
             largest |= {k: max(v, largest.get(k, 0.0)) for k, v in verdict.largest.items()}
             for mismatch in verdict.mismatches:
                 (known if is_known(mismatch, self.dtype) else mismatches).append(mismatch)
-            if mode:
+            if mode == "+graph":
                 captured = target.captured()
                 replays.update(captured["replays"])
                 refused |= captured["refused"]
         return {
-            "steps": "replayed" if mode else "launched",
+            "steps": STEPS[mode],
             "operations": sorted(operations),
             "histories": histories,
             "windows": walked,
@@ -255,7 +267,7 @@ def main() -> int:
                     told.append((about if job.geometry else {"target": job.target}) | result)
                     print(told[-1], flush=True)
             expected = 1 + len(MODES[given.device]) if job.geometry else 1
-            expected += (job.geometry, job.dtype) == PREFILLED
+            expected += (job.geometry, job.dtype) in (PREFILLED, TRACKED)
             if len(results) < expected and not any("error" in result for result in results):
                 told.append(about | {"complete": False})
     asked = f"python docs/results/pool.py {given.out.name} {shlex.join(sys.argv[2:])}"
