@@ -38,6 +38,9 @@ KEY_ROUNDINGS: Final = 8.0
 """The same for a normalised key: the sum of squares, the root, the division."""
 
 
+WRONG: Final = "an output is not the recurrence's"
+
+
 class Finding(NamedTuple):
     """The worst element of a check that failed; `where` is an index into the compared arrays."""
 
@@ -99,52 +102,61 @@ def _info(dtype: str) -> Any:
     return ml_dtypes.finfo(DTYPES[dtype])  # type: ignore[no-untyped-call]
 
 
-def outputs(
-    got: NDArray[Any],  # [layer, row, T, HV, V]
+def outputs_limit(
+    dtype: str,
     trail: Trail,
-    updates: Updates,
-    live: NDArray[np.bool_],  # [row, T]
-    eps_dot: float | Array,  # or [layer, row, T, HV, 1]
-    record_tiny: float,
+    query: Array,  # |q| [layer, row, T, HV, 1]
+    eps_dot: float,
+    floor: Array,  # absolute, of the same shape
     query_slack: Array | None = None,  # [layer, row, T, HV]
-    underflow: float | Array = 0.0,  # [layer, row, T, HV, V]
-) -> Judged:
-    """Outputs are what the recurrence returns from the committed state.
+) -> Array:
+    """What outputs may be off by, [layer, row, T, HV, V].
 
-    `query_slack` is what queries may be off by, in 2-norm, before anything is done with them, and
-    `underflow` what decays lose where they are no normal numbers.
+    `query_slack` is what queries may be off by, in 2-norm, before anything is done with them.
     """
-    dtype = got.dtype.name
-    expected = trail.outputs
-    query = sizes(updates.q)  # [layer, row, T, HV]
     limit = output_limit(
-        query,
+        query[..., 0],
         trail.errors,
         trail.masses,
-        expected,
+        trail.outputs,
         eps_dot,
         eps(dtype),
-        FLOOR + tiny(dtype) + record_tiny * query[..., None] + underflow,
+        FLOOR + tiny(dtype) + floor,
     )
     if query_slack is not None:
-        limit = limit + query_slack[..., None] * (trail.masses + UNIT * trail.errors)
-    seen = got.astype(np.float64)
+        limit += query_slack[..., None] * (trail.masses + UNIT * trail.errors)
+    return limit
+
+
+def outputs(
+    got: NDArray[Any],  # [layer, row, T, HV, V]
+    expected: Array,
+    limits: Sequence[Array],
+    live: NDArray[np.bool_],  # [row, T]
+) -> list[Judged]:
+    """Outputs are what the recurrence returns from the committed state, by each of these limits."""
+    seen, mask = got.astype(np.float64), among(live, got)
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
+    infinite = np.isinf(seen)
+    if not infinite.any():
+        return [judge("outputs", WRONG, seen, expected, error, limit, mask) for limit in limits]
     # What exceeds the output's dtype may be infinite, with the right sign.
-    over = np.abs(expected) + limit > largest(dtype)
-    error[over & (np.isinf(seen) & (np.sign(seen) == np.sign(expected)))] = 0.0
-    mask = np.broadcast_to(live[None, :, :, None, None], error.shape)
-    return judge("outputs", "an output is not the recurrence's", seen, expected, error, limit, mask)
+    infinite &= np.sign(seen) == np.sign(expected)
+    most = largest(got.dtype.name)
+    over = [infinite & (np.abs(expected) + limit > most) for limit in limits]
+    return [
+        judge("outputs", WRONG, seen, expected, np.where(fits, 0.0, error), limit, mask)
+        for fits, limit in zip(over, limits, strict=True)
+    ]
 
 
 def padding(got: NDArray[Any]) -> Judged:
     """Outputs of padding rows [layer, token, HV, V] are zeros."""
     seen = got.astype(np.float64)
     zeros = np.zeros_like(seen)
-    return judge(
-        "outputs", "a padding row's output is not zero", seen, zeros, np.abs(seen), zeros, None
-    )
+    symptom = "a padding row's output is not zero"
+    return judge("outputs", symptom, seen, zeros, np.abs(seen), zeros)
 
 
 def state(
@@ -164,7 +176,7 @@ def state(
     error = sizes(difference)
     limit = state_limit(Units(error_units, error_units)) + 16 * tiny(dtype)
     symptom = f"the {which} is not the committed one"
-    judged = judge(check, symptom, error, 0 * error, error, limit, None)
+    judged = judge(check, symptom, error, np.zeros_like(error), error, limit)
     if judged.finding is None:
         return judged
     f = judged.finding
@@ -198,8 +210,8 @@ def gate(
     seen = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
-    mask = np.broadcast_to(live[None, :, :, None], got.shape)
-    return judge("records", f"a stored {name} is not the gate", seen, expected, error, limit, mask)
+    symptom = f"a stored {name} is not the gate"
+    return judge("records", symptom, seen, expected, error, limit, among(live, got))
 
 
 def keys(
@@ -222,10 +234,8 @@ def keys(
     limit = (rounding + KEY_ROUNDINGS * UNIT) * np.abs(expected) + tiny(dtype) + FLOOR + slack
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
-    mask = np.broadcast_to(live[None, :, :, None, None], error.shape)
-    return judge(
-        "records", "a stored key is not the normalised one", seen, expected, error, limit, mask
-    )
+    symptom = "a stored key is not the normalised one"
+    return judge("records", symptom, seen, expected, error, limit, among(live, got))
 
 
 def raw(
@@ -235,8 +245,8 @@ def raw(
     live: NDArray[np.bool_],
 ) -> Finding | None:
     """Raw records are the inputs, bit for bit."""
-    mask = np.broadcast_to(live[None, :, :, None, None], got.shape)
-    return same_bits("records", f"a record in {name} is not the input", got, expected, mask)
+    symptom = f"a record in {name} is not the input"
+    return same_bits("records", symptom, got, expected, among(live, got))
 
 
 def convolved(
@@ -255,9 +265,15 @@ def convolved(
     seen = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(seen - expected)
-    mask = np.broadcast_to(live[None, :, :, None, None], got.shape)
     symptom = f"a record in {name} is not what the convolution makes"
-    return judge("records", symptom, seen, expected, error, limit, mask)
+    return judge("records", symptom, seen, expected, error, limit, among(live, got))
+
+
+def among(live: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which of `values` [layer, row, T, ...] are of tokens that are there; None: all of them."""
+    if live.all():
+        return None
+    return np.broadcast_to(live.reshape(1, *live.shape, *[1] * (values.ndim - 3)), values.shape)
 
 
 def same_bits(
@@ -298,16 +314,19 @@ def judge(
     expected: Array,
     error: Array,
     limit: Array,
-    mask: NDArray[np.bool_] | None,
+    mask: NDArray[np.bool_] | None = None,
 ) -> Judged:
     """The worst element where `mask` holds; a NaN in `error` is worse than any number."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(error <= 0.0, 0.0, error / limit)
-    ratio[np.isnan(ratio)] = np.inf
-    if mask is not None:
-        ratio = np.where(mask, ratio, 0.0)
-    if ratio.size == 0:
+    if error.size == 0:
         return Judged(0.0, None)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = error / limit
+        if mask is not None:
+            ratio = np.where(mask, ratio, 0.0)
+        if (most := ratio.max()) <= 1.0:  # and so there is no NaN
+            return Judged(float(most), None)
+        ratio[error <= 0.0] = 0.0
+        ratio[np.isnan(ratio)] = np.inf
     where = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
     seen = float(ratio[where])
     if seen <= 1.0:

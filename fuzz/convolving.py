@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.checks import eps, tiny
 from ringfold.oracle.convolution import convolve
-from ringfold.oracle.gdn import L2NORM_EPS, Tokens, Updates, live, sigmoid, until
-from ringfold.oracle.units import ROUNDINGS, TINY, UNIT, Trail, Units, accumulate, sizes
+from ringfold.oracle.gdn import L2NORM_EPS, Tokens, sigmoid
+from ringfold.oracle.units import ROUNDINGS, TINY, UNIT, Trail, accumulate, sizes
 from ringfold.sim.convolution import projections, replaced
 from ringfold.sim.setup import Setup
 
@@ -60,18 +60,14 @@ class Convolved(NamedTuple):
         """The same for some rows."""
         return Convolved(*(x[:, some] for x in self))
 
-    def widened(self, trail: Trail, start: Units, updates: Updates, counts: Ints) -> Trail:
-        """`trail`, which starts at `start`, with what its tokens may be off by."""
-        updates = until(updates, counts)
-        k, beta = sizes(updates.k)[..., None], updates.beta[..., None]  # [..., T, HV, 1]
-        decay, dk = np.exp(updates.log_decay)[..., None], self.key[..., None]
-        mass = np.concatenate([start.mass[..., None, :, :], trail.masses], axis=-3)
-        faded = decay * mass[..., :-1, :, :]
-        written = mass[..., 1:, :, :] - faded
+    def widened(self, trail: Trail) -> Trail:
+        """`trail` with what its tokens may be off by."""
+        updates, _, k, carry, written = trail.tokens
+        beta, dk = updates.beta[..., None], self.key[..., None]
+        faded = trail.masses - written
         fresh = beta * (self.v_slack + faded * dk) * (k + dk) + written * dk
-        fresh *= live(counts, updates.v.shape[-3])[..., None, None]
-        carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
-        more = accumulate(np.zeros_like(start.error), carry, fresh / UNIT)
+        lost = trail.tokens.counted(fresh) / UNIT
+        more = accumulate(np.zeros_like(trail.units.error), carry, lost)
         return trail._replace(
             errors=trail.errors + more[..., 1:, :, :],
             units=trail.units._replace(error=trail.units.error + more[..., -1, :, :]),

@@ -24,7 +24,7 @@ from ringfold.fuzz.payload import tokens_of
 from ringfold.fuzz.target import Inputs, Request, Target, require_views
 from ringfold.fuzz.truth import BLOCK_ELEMENTS, GLOBAL, LOCAL, Losses, Truth, Window, lost_by_decays
 from ringfold.oracle.gdn import L2NORM_EPS
-from ringfold.oracle.units import UNIT
+from ringfold.oracle.units import UNIT, sizes
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.dialects import CONVOLUTION
 from ringfold.sim.setup import Setup
@@ -138,17 +138,17 @@ class Judge:
         What a sequential computation would not lose is no fault of logic, so it is told apart: the
         first of the two is the largest error over what such a computation may lose.
         """
-        trail = self.truth.outputs(window)
-        compared = (got, trail, window.updates, window.live)
-        slack = window.convolved and window.convolved.query
-        judged = checks.outputs(*compared, self.eps_dot, self.record_tiny, slack)
-        sequential = judged.seen
+        truth, trail = self.truth, self.truth.outputs(window)
+        query = sizes(window.updates.q)[..., None]
+        floor, slack = self.record_tiny * query, window.convolved and window.convolved.query
+        limits = [checks.outputs_limit(got.dtype.name, trail, query, self.eps_dot, floor, slack)]
         if self.dialect.has_ring:
-            lost = lost_by_decays(self.truth.running_gates(window, window.lengths))
-            eps_dot = self.eps_dot + lost[..., None]
-            underflow = self.truth.lost_by_underflow(window, trail)
-            judged = checks.outputs(*compared, eps_dot, self.record_tiny, slack, underflow)
-        return sequential, judged
+            at = truth.at(window.requests)
+            decays = lost_by_decays(truth.running_gates(at, trail.tokens))[..., None]
+            more = query * decays * trail.masses + truth.lost_by_underflow(at, trail, query)
+            limits.append(limits[0] + more)
+        judged = checks.outputs(got, trail.outputs, limits, window.live)
+        return judged[0].seen, judged[-1]
 
     def require_outputs(self, outputs: Any, tokens: int) -> None:
         """Raise TypeError for outputs of another shape, or of a dtype with other limits."""

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.convolving import Convolved, advanced, convolved
 from ringfold.fuzz.target import HeadParameters, Request
-from ringfold.oracle.gdn import Tokens, Updates, live, until
+from ringfold.oracle.gdn import Tokens, Updates
 from ringfold.oracle.units import (
     TINY,
     UNIT,
     Trail,
     Units,
+    Walked,
     accumulate,
     rebase,
     round_state,
@@ -131,29 +132,19 @@ class Losses(NamedTuple):
             max(self.records, other.records),
         )
 
-    def tokens(
-        self,
-        updates: Updates,
-        start: Units,
-        trail: Trail,
-        lengths: Ints,
-        decays: Array,
-        underflow: Array,
-    ) -> Array:
-        """Units [..., HV, V] lost on a walk from `start` along `trail`.
+    def tokens(self, trail: Trail, decays: Array, underflow: Array) -> Array:
+        """Units [..., HV, V] lost along `trail`.
 
         `decays` [..., T, HV] is what running sums of gates lose on every decay, relatively, and
         `underflow` [..., T, HV, V] what each delta loses absolutely, times |k|.
         """
-        updates = until(updates, lengths)
-        k, beta = sizes(updates.k)[..., None], updates.beta[..., None]  # [..., T, HV, 1]
-        written = added(start.mass, trail.masses, updates)
+        (updates, _, k, carry, written), masses = trail.tokens, trail.masses
         width = np.sqrt(updates.k.shape[-1])
         delta = self.delta + decays[..., None]
-        fresh = beta * k * k * (delta * trail.masses + self.records * self.smallest)
+        fresh = updates.beta[..., None] * k * k * (delta * masses + self.records * self.smallest)
         fresh += 2 * self.record * written + (k + width * written) * self.smallest + underflow
-        fresh *= live(lengths, updates.v.shape[-3])[..., None, None]
-        return accumulate(np.zeros_like(start.error), carried(updates), fresh / UNIT)[..., -1, :, :]
+        lost = trail.tokens.counted(fresh) / UNIT
+        return accumulate(np.zeros_like(trail.units.error), carry, lost)[..., -1, :, :]
 
     def folded(self, units: Units, decays: Array, underflow: Array) -> Units:
         """The same after a fold; `decays` [..., HV], `underflow` [..., HV, V]."""
@@ -286,36 +277,35 @@ class Truth:
         return self._scan(self.state[GLOBAL][:, at], units, window, window.lengths)
 
     def _scan(self, state: Array, units: Units, window: Window, counts: Ints) -> Trail:
-        trail = scan_units(state, units, window.updates, self.exp_A, counts)
-        if window.convolved is None:
-            return trail
-        return window.convolved.widened(trail, units, window.updates, counts)
+        """Walk `state`, which is overwritten."""
+        trail = scan_units(state, units, window.updates, self.exp_A, counts, in_place=True)
+        return trail if window.convolved is None else window.convolved.widened(trail)
 
-    def running_gates(self, window: Window, counts: Ints) -> Array:
-        """`gates` after each token of the first `counts` [row]: [2, layer, row, T, HV].
+    def running_gates(self, at: Ints, walked: Walked) -> Array:
+        """`gates` after each token of those who are `at` their places: [2, layer, row, T, HV].
 
         See `lost_by_decays` for what they are good for.
         """
-        sums, totals = self.gates[:, :, self.at(window.requests), None]
-        gates = np.abs(until(window.updates, counts).log_decay)
-        running = sums + gates.cumsum(-2)
-        added_up = np.where(live(counts, gates.shape[-2])[..., None], running, 0.0)
+        sums, totals = self.gates[:, :, at, None]
+        running = sums - walked.updates.log_decay.cumsum(-2)
+        added_up = running if walked.live is None else running * walked.live[..., None]
         return np.stack([running, totals + added_up.cumsum(-2)])
 
-    def summed(self, window: Window, start: Array, masses: Array, counts: Ints) -> Undecayed:
-        """What a ring adds up for the first `counts` [row] tokens.
+    def summed(self, at: Ints, walked: Walked, written: Array) -> Undecayed:
+        """What a ring adds up for those who are `at` their places.
 
-        `start` [layer, row, HV, V] and `masses` [layer, row, T, HV, V] are of the global state.
+        `written` [layer, row, T, HV, V] is that of the global state.
         """
-        updates = until(window.updates, counts)
-        held, lost = self.undecayed[:, :, self.at(window.requests)]
-        held = held[..., None, :, :] + added(start, masses, updates).cumsum(-3)
-        k = sizes(updates.k)[..., None]
+        held, lost = self.undecayed[:, :, at]
+        held = held[..., None, :, :] + written.cumsum(-3)
+        k = walked.k
         fresh = self.underflow * k * np.maximum(1.0, k) * held
-        return Undecayed(held, fresh, accumulate(lost, carried(updates), fresh)[..., 1:, :, :])
+        return Undecayed(held, fresh, accumulate(lost, walked.carry, fresh)[..., 1:, :, :])
 
-    def lost_by_underflow(self, window: Window, trail: Trail) -> Array:
-        """What each output of `window` may lose because decays underflow: [layer, row, T, HV, V].
+    def lost_by_underflow(self, at: Ints, trail: Trail, q: Array) -> Array:
+        """What each output of `trail` may lose because decays underflow: [layer, row, T, HV, V].
+
+        `q` [layer, row, T, HV, 1] are the sizes of the queries.
 
         A ring takes a decay as one exp, or a product of two, of sums of gates over up to a whole
         ring, where a sequential computation multiplies the state itself by one gate at a time. So
@@ -329,9 +319,7 @@ class Truth:
         deltas lost, which are such outputs under a key: |k| max(1, |k|) n 2^-126 U each, carried
         on as the state carries it.
         """
-        start = self.mass[GLOBAL][:, self.at(window.requests)]
-        q = sizes(window.updates.q)[..., None]
-        held, _, lost = self.summed(window, start, trail.masses, window.lengths)
+        held, _, lost = self.summed(at, trail.tokens, trail.tokens.written)
         return np.asarray(self.underflow * np.maximum(1.0, q) * held + q * lost)
 
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
@@ -348,13 +336,10 @@ class Truth:
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = self._scan(self.state[:, :, at], units, window, accepted)
         self.state[:, :, at] = trail.state
-        self.error[:, :, at], self.mass[:, :, at] = trail.units
-        running = self.running_gates(window, accepted)
-        summed = self.summed(window, units.mass[GLOBAL], trail.masses[GLOBAL], accepted)
-        if self.losses is not None:
-            self.error[:, :, at] += self.losses.tokens(
-                window.updates, units, trail, accepted, lost_by_decays(running), summed.fresh
-            )
+        self.mass[:, :, at] = trail.units.mass
+        running = self.running_gates(at, trail.tokens)
+        summed = self.summed(at, trail.tokens, trail.tokens.written[GLOBAL])
+        self.error[:, :, at] = self._lost(trail, running, summed)
         self.gates[:, :, at] = running[..., -1, :]
         self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
         if (past := self.past_ahead(window, accepted)) is not None:
@@ -372,15 +357,18 @@ class Truth:
         at = self.at(window.requests)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = self._scan(self.state[:, :, at], units, window, counts)
-        running = self.running_gates(window, counts)
-        summed = self.summed(window, units.mass[GLOBAL], trail.masses[GLOBAL], counts)
-        error, decays = trail.units.error, lost_by_decays(running)
-        if self.losses is not None:
-            error = error + self.losses.tokens(
-                window.updates, units, trail, counts, decays, summed.fresh
-            )
-        ended, held = Units(error, trail.units.mass), summed.held[..., -1, :, :]
-        return trail.state, self._written(ended, trail.state, decays[..., -1, :], held).error
+        running = self.running_gates(at, trail.tokens)
+        summed = self.summed(at, trail.tokens, trail.tokens.written[GLOBAL])
+        ended = Units(self._lost(trail, running, summed), trail.units.mass)
+        decays, held = lost_by_decays(running)[..., -1, :], summed.held[..., -1, :, :]
+        return trail.state, self._written(ended, trail.state, decays, held).error
+
+    def _lost(self, trail: Trail, running: Array, summed: Undecayed) -> Array:
+        """Error units at the end of `trail`, those of stored deltas among them."""
+        if self.losses is None:
+            return trail.units.error
+        more = self.losses.tokens(trail, lost_by_decays(running), summed.fresh)
+        return np.asarray(trail.units.error + more)
 
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
@@ -423,18 +411,3 @@ def lost_by_decays(running: Array) -> Array:
     more than the rounding of one gate, which is all that a sequential computation loses.
     """
     return np.asarray(2 * UNIT * running[1])
-
-
-def added(start: Array, masses: Array, updates: Updates) -> Array:
-    """max(1, |k|) |u| of each token [..., T, HV, V], which is what it adds to the mass."""
-    mass = np.concatenate([start[..., None, :, :], masses], axis=-3)
-    return np.asarray(
-        mass[..., 1:, :, :] - np.exp(updates.log_decay)[..., None] * mass[..., :-1, :, :]
-    )
-
-
-def carried(updates: Updates) -> Array:
-    """What a token multiplies an earlier error by, at most: [..., T, HV, 1]."""
-    k = sizes(updates.k)[..., None]
-    overwritten = np.abs(1.0 - updates.beta[..., None] * k * k)
-    return np.asarray(np.maximum(1.0, overwritten) * np.exp(updates.log_decay)[..., None])

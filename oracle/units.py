@@ -67,6 +67,23 @@ class Units(NamedTuple):
     mass: Array  # W [..., HV, V]
 
 
+class Walked(NamedTuple):
+    """The tokens of a walk; those at or past a row's length are neutral, see `gdn.until`."""
+
+    updates: Updates
+    live: NDArray[np.bool_] | None
+    """Which of them count, [..., T]; None if all do."""
+    k: Array  # |k| [..., T, HV, 1]
+    carry: Array  # what an earlier error is multiplied by, at most, [..., T, HV, 1]
+    written: Array  # max(1, |k|) |u|, which is added to the mass, [..., T, HV, V]
+
+    def counted(self, x: Array) -> Array:
+        """`x` [..., T, HV, V] of tokens that count, zero of others; in place."""
+        if self.live is not None:
+            x *= self.live[..., None, None]
+        return x
+
+
 class Trail(NamedTuple):
     """A walk with its error units, token by token and at its end."""
 
@@ -75,6 +92,8 @@ class Trail(NamedTuple):
     masses: Array  # W after each token, [..., T, HV, V]
     state: Array  # [..., HV, V, K]
     units: Units
+    tokens: Walked
+    """What the walk was made of."""
 
 
 def sizes(state: Values) -> Array:
@@ -111,14 +130,19 @@ def scan_units(
     updates: Updates,
     exp_A: Values,
     lengths: Lengths | None = None,
+    *,
+    in_place: bool = False,
 ) -> Trail:
     """`gdn.scan` with its error units: state [..., HV, V, K], exp_A = exp(A_log) [..., HV].
 
     `exp_A` broadcasts against log_decay [..., T, HV]. Tokens at or past a row's length leave its
-    state and units alone.
+    state and units alone. `in_place`: `state` has the batch's axes and may be overwritten.
     """
-    updates = until(updates, lengths)
-    state = spread(state, updates)
+    neutral = until(updates, lengths)
+    counts = None if lengths is None or neutral is updates else live(lengths, updates.v.shape[-3])
+    updates = neutral
+    if not in_place:
+        state = spread(state, updates)
     room = np.empty_like(state)
     batch, (tokens, heads, width) = state.shape[:-3], updates.v.shape[-3:]
     outputs, written = np.empty((2, *batch, tokens, heads, width))
@@ -133,16 +157,14 @@ def scan_units(
     beta = np.maximum(updates.beta, np.finfo(np.float64).tiny)[..., None]  # no log of zero
     k = sizes(updates.k)[..., None]
     decay = np.exp(g)
+    carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
     before, after = rows[..., :-1, :, :], rows[..., 1:, :, :]
     written = np.maximum(1.0, k) * np.abs(written)
+    walked = Walked(updates, counts, k, carry, written)
 
     gate = ROUNDINGS * (np.asarray(exp_A)[..., None] - g) * decay + UNDERFLOW
     write = ROUNDINGS * (1.0 - np.log(beta)) + UNDERFLOW / beta
-    fresh = ROUNDINGS * after + write * written + gate * before
-    if lengths is not None:
-        fresh *= live(lengths, tokens)[..., None, None]
-
-    carry = np.maximum(1.0, np.abs(1.0 - beta * k * k)) * decay
+    fresh = walked.counted(ROUNDINGS * after + write * written + gate * before)
     errors = accumulate(units.error, carry, fresh)
     masses = accumulate(units.mass, decay, written)
     return Trail(
@@ -151,6 +173,7 @@ def scan_units(
         masses[..., 1:, :, :],
         state,
         Units(errors[..., -1, :, :], masses[..., -1, :, :]),
+        walked,
     )
 
 

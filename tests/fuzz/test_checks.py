@@ -18,7 +18,7 @@ from ringfold.fuzz import checks
 from ringfold.fuzz.arrays import DTYPES
 from ringfold.fuzz.checks import Finding, Judged
 from ringfold.oracle.gdn import Updates
-from ringfold.oracle.units import Trail, Units
+from ringfold.oracle.units import Trail, Units, Walked, sizes
 
 LAYERS, ROWS, T, H, HV, K, V = 1, 2, 3, 1, 2, 8, 4
 LIVE = np.array([[True, True, True], [True, False, False]])
@@ -39,7 +39,8 @@ UPDATES = Updates(
 VALUES = numbers(LAYERS, ROWS, T, HV, V, seed=1)
 NONE = np.zeros_like(VALUES)
 STATE = numbers(LAYERS, ROWS, HV, V, K)
-TRAIL = Trail(VALUES, NONE, 2.0 + NONE, STATE, Units(NONE[:, :, 0], NONE[:, :, 0]))
+WALKED = Walked(UPDATES, None, NONE[..., :1], NONE[..., :1], NONE)
+TRAIL = Trail(VALUES, NONE, 2.0 + NONE, STATE, Units(NONE[:, :, 0], NONE[:, :, 0]), WALKED)
 
 
 def found(judged: Judged) -> Finding:
@@ -49,7 +50,10 @@ def found(judged: Judged) -> Finding:
 
 
 def outputs(got: NDArray[Any], eps_dot: float = 2.0**-10, trail: Trail = TRAIL) -> Judged:
-    return checks.outputs(got, trail, UPDATES, LIVE, eps_dot, 0.0)
+    query = sizes(UPDATES.q)[..., None]
+    limit = checks.outputs_limit(got.dtype.name, trail, query, eps_dot, 0 * query)
+    (judged,) = checks.outputs(got, trail.outputs, [limit], LIVE)
+    return judged
 
 
 class TestOutputs:
