@@ -179,5 +179,6 @@ class Lives(Server):
         seat = {"slot": self._slot(request), "request": self._row(request)}
         if self.setup["tracks"]:
             made, name = self.requests[request], "mamba_ping_pong_track_buffer"
-            seat["track"] = int(getattr(holder(made, name), name)[0])
+            last = self.pool.get_mamba_ping_pong_keep_idx(made)
+            seat["track"] = int(getattr(holder(made, name), name)[last])
         return seat

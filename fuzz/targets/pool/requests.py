@@ -18,6 +18,7 @@ PLACES = (
     "mamba_ping_pong_track_buffer",
     "mamba_ping_pong_empty",
     "mamba_next_track_idx",
+    "mamba_last_track_idx",
 )
 """What a release knows of where a request is, as far as it has it."""
 

@@ -18,6 +18,10 @@ FULL_TOKENS = 1024
 """Token places of the pool of full attention, which nothing here computes with."""
 
 
+TRACKING_SLOTS = 2
+"""Of each request, written in turn: with overlapped scheduling, as is the default."""
+
+
 class Server:
     """One `HybridReqToTokenPool` with the attention backends that use it."""
 
@@ -61,7 +65,7 @@ class Server:
         with shims.Allocating(self.arena.take):
             return HybridReqToTokenPool(
                 size=running,
-                mamba_size=2 * running if s["tracks"] else running,
+                mamba_size=(1 + TRACKING_SLOTS) * running if s["tracks"] else running,
                 mamba_spec_state_size=running,
                 max_context_len=FULL_TOKENS,
                 device=DEVICE,
@@ -71,7 +75,7 @@ class Server:
                 enable_mamba_extra_buffer=s["tracks"],
                 speculative_num_draft_tokens=s["window"],
                 speculative_eagle_topk=1,
-                enable_overlap_schedule=False,
+                enable_overlap_schedule=s["tracks"],
                 start_layer=0,
                 linear_replayssm_cache_len=s["ring"],
                 **{flag: s["replay"]},

@@ -103,10 +103,11 @@ class Pool(Lives):
 
     def commit(
         self, *, rows: list[int], accepted: list[int], tokens: int, track: int | None = None
-    ) -> None:
+    ) -> Message:
         """`commit_mamba_states_after_verify`, as the speculative worker calls it.
 
         With `track`, the requests are as long as it takes for that token to end an interval.
+        Returns where each of them is now: tracking slots take turns.
         """
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
@@ -139,6 +140,7 @@ class Pool(Lives):
             self.graphs.run("commit", (self.size, count, tokens), work, inputs)
         if self.setup["tracks"] and track is not None:
             tracks.note(batch, rows, accepted, track)
+        return Message("done", {"seats": [self._places(request) for request in rows]}, [])
 
     def captured(self) -> Message:
         """How often graphs were replayed, and why what was not captured was not."""

@@ -8,8 +8,8 @@ A server steps a batch at a time: it verifies windows of one length and commits 
 history of this target does that too (`lockstep`), and one that does not is refused.
 
 `sglang-pool==VERSION+tracks` is the server whose prefix cache has an extra buffer: each request
-owns a second slot, in which the commit stores the state at an interval's end. That is what the
-cache keeps of a request, so one that leaves a prefix must have been tracked at its last token.
+owns two more slots, in which the commit stores the state at an interval's end, in turn. That is
+what the cache keeps of a request, so one that leaves a prefix must have been tracked at its end.
 
 `sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
@@ -137,7 +137,7 @@ class SglangPool:
         if tracks:  # whatever waits, the state that was stored apart is whole
             self.dialect = self.dialect._replace(donates="state")
         self.started = -1
-        self.seats: dict[Request, Mapping[str, int]] = {}
+        self.seats: dict[Request, dict[str, int]] = {}
         self.batch: list[Request] = []
         self.tokens = 0
         self.tracked = Tracked(name)
@@ -308,13 +308,15 @@ class SglangPool:
             raise self._refusal(f"{[n for _, n in kept]} tokens accepted, but it always keeps one")
         if self.batch and bound != self.tokens:
             raise self._refusal(f"a bound of {bound}, but it goes by the {self.tokens} it drafts")
-        self._ask(
+        reply = self._ask(
             "commit",
             rows=[row for row, _ in kept],
             accepted=[n for _, n in kept],
             tokens=self.tokens,
             track=tokens,
         )
+        for (row, _), seat in zip(kept, reply.fields["seats"], strict=True):
+            self.seats[row].update(seat)  # whoever holds it sees where the last track lies
         self.batch = []
         if self.tracks and tokens is not None:
             ended = {row: self.seats[row] for row, n in kept if n == tokens}

@@ -199,6 +199,25 @@ def test_tracked_states_are_those_of_their_tokens(version: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.23"])
+def test_tracking_slots_take_turns(version: str) -> None:
+    """A request that tracks stores in its other slot; one that does not keeps what it stored."""
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [Admit(request=0, tag=0), Admit(request=1, tag=1)]
+    slots = []
+    for tag, rows in enumerate([(1, 0), (0,), (0, None)], start=2):
+        operations += drafted(tag, 2, *rows, track=1)
+        walked = walking.walk(trace_of(target, operations), target)
+        slots.append([target.seat(request)["track"] for request in (0, 1)])
+
+        assert walked.mismatches == []
+
+    (first, other), (second, kept), (third, last) = slots
+    assert len({first, second, other}) == 3
+    assert (third, kept, last) == (first, other, other)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
 def test_a_prefix_is_what_was_tracked(version: str) -> None:
     """With an extra buffer a prefix survives records that wait, whom it is handed on to as well."""
