@@ -8,7 +8,8 @@ Three parts of each release, `--seconds` shared among them 3 : 4 : 3. `everythin
 target owns, dead memory full of finite garbage, in every other history of NaN; `sound` is that but
 for what the release is known to lose (`LOSING`, docs/findings.md), and must agree; `tracks` is the
 latter of the pool with an extra buffer and prefixes, and must agree from 0.5.17 on. The histories
-are those of `ringfold fuzz`, told one after the other without an eye on each other.
+are those of `ringfold fuzz`, told one after the other without an eye on each other; with an extra
+buffer the first of each configuration is one in which prefixes are handed on.
 """
 
 from __future__ import annotations
@@ -26,14 +27,27 @@ from typing import Any, Final
 import msgspec
 
 from ringfold.fuzz.failures import write_json
-from ringfold.fuzz.generate import history
+from ringfold.fuzz.generate import history, told
 from ringfold.fuzz.hunt import plans
 from ringfold.fuzz.legality import classify
 from ringfold.fuzz.mismatch import Mismatch
 from ringfold.fuzz.provenance import stamped
 from ringfold.fuzz.story import Plan
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import Decode, Operation, Prefill, Trace, Verify, unroll
+from ringfold.fuzz.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Donate,
+    Evict,
+    Hit,
+    Operation,
+    PayloadSpec,
+    Prefill,
+    Trace,
+    Verify,
+    unroll,
+)
 from ringfold.fuzz.walk import Verdict, walk
 
 RESULTS: Final = Path(__file__).parent / "pools-cpu.json"
@@ -143,6 +157,29 @@ def without_turns(trace: Trace) -> Trace:
     return msgspec.structs.replace(trace, operations=operations)
 
 
+def handed_on(plan: Plan) -> Trace:
+    """Two begin from a prefix, and one of them leaves another, while its records wait."""
+    ones: list[Operation] = [
+        Admit(request=0, tag=0),
+        *step(1, 0),
+        Donate(request=0, prefix=0, dead=plan.worst),
+        Hit(request=1, prefix=0),
+        Hit(request=2, prefix=0, dead=plan.worst),
+        *step(2, 1, 2),
+        Donate(request=1, prefix=1, dead=plan.worst),
+        Evict(prefix=0, dead=plan.worst),
+        Hit(request=3, prefix=1),
+        *step(3, 2, 3),
+    ]
+    return told(plan, PayloadSpec(seed=SEED, profile="slow-decay"), ones)
+
+
+def step(tag: int, *rows: int) -> Iterator[Operation]:
+    """A window of one; `told` makes it a server's."""
+    yield Verify(tag=tag, rows=rows, lengths=(1,) * len(rows))
+    yield Commit(tag=tag, accepted=(1,) * len(rows))
+
+
 def part(version: str, name: str, seconds: float) -> dict[str, Any]:
     """Histories of every configuration in turn, until the time is up."""
     target: Any = registry.resolve(f"sglang-pool=={version}{'+tracks' * (name == 'tracks')}")
@@ -162,11 +199,12 @@ def part(version: str, name: str, seconds: float) -> dict[str, Any]:
             worst: Any = "garbage" if finite else "nan"
             # Directed histories take long, and look for situations rather than operations.
             directed = i == 0 and name != "tracks"
-            told: Plan = plan._replace(operations=owned, directed=directed, worst=worst)
+            served: Plan = plan._replace(operations=owned, directed=directed, worst=worst)
             if sound:
                 kept = PREFIXES if name == "tracks" else frozenset[str]()
-                told = told._replace(operations=told.operations - (LOSING[dialect] - kept))
-            trace = history(told, SEED, number)
+                served = served._replace(operations=served.operations - (LOSING[dialect] - kept))
+            first = name == "tracks" and number == 0
+            trace = handed_on(served) if first else history(served, SEED, number)
             trace = without_turns(trace) if sound else trace
             result.add(trace, walk(trace, target, out_of_time=late))
     raise AssertionError("there is no last history")
