@@ -7,6 +7,7 @@ one object on standard output.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import traceback
@@ -88,6 +89,28 @@ def _version(
         raise typer.Exit
 
 
+def _usage(error: Any) -> str:
+    """What is wrong with a line: the option, what was typed for it, and where all options are."""
+    message = str(error.format_message())
+    param = getattr(error, "param", None)
+    if isinstance(error, typer.BadParameter) and param is None:
+        return message  # ours, and it says all that
+    typed = [part for word in sys.argv[1:] for part in word.split("=", 1)]
+    given = [v for o, v in itertools.pairwise(typed) if param is not None and o in param.opts]
+    but = f" ({given[-1]!r} was typed)" if given else ""
+    command = getattr(getattr(error, "ctx", None), "command_path", "ringfold")
+    return f"{message.rstrip('.')}{but}: see `{command} --help`"
+
+
+def _machines(error: Exception) -> str:
+    """What this machine could not do, where that is no fault of ours; else empty."""
+    if isinstance(error, MemoryError):
+        return f"too little memory here ({error}): choose fewer slots, layers, heads or a smaller K"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return ""
+
+
 def _fail(code: int, message: str, as_json: bool) -> NoReturn:
     if as_json:
         print_json({"error": message, "exit": code})
@@ -105,7 +128,7 @@ def main() -> None:
     try:
         code = app(prog_name="ringfold", standalone_mode=False)
     except USAGE_ERRORS as error:
-        _fail(USAGE, error.format_message(), as_json)
+        _fail(USAGE, _usage(error), as_json)
     except USERS_ERRORS as error:
         _fail(USAGE, str(error), as_json)
     except (MissingTargetError, WheelError) as error:
@@ -113,6 +136,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail(STOPPED, "stopped", as_json)
     except Exception as error:  # noqa: BLE001 - the last resort: say so, and where
+        if machines := _machines(error):
+            _fail(USAGE, machines, as_json)
         traceback.print_exc()
         _fail(INTERNAL, f"internal error, please report it: {error!r}", as_json)
     sys.exit(code)

@@ -92,6 +92,9 @@ def replay(
         verdict = walk(trace, target, folder=path.parent, out_of_time=begins)
     except (TraceError, UnknownTargetError, SetupError, RefusedError) as error:
         return Replayed(str(path), name, Outcome.ERROR, str(error))
+    except MemoryError as error:
+        wants = f"its setup wants more memory than there is here: {error}"
+        return Replayed(str(path), name, Outcome.ERROR, wants)
     except (MissingTargetError, WheelError) as error:
         return Replayed(str(path), name, Outcome.MISSING, str(error))
     return judge(trace, verdict, str(path), name, known, device)

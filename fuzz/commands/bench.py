@@ -20,6 +20,7 @@ from ringfold.fuzz.commands.options import (
     OnDevice,
     device_of,
     geometry_of,
+    writable_file,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.crew import cores
@@ -96,6 +97,7 @@ def bench(
 ) -> None:
     """Measure verify and commit of a layer in the steady state, all peers in turn."""
     plots.require(plot)
+    writable_file(save, "--save")
     if dry_run and plot is not None:
         raise typer.BadParameter("a dry run has no times to draw", param_hint="--plot")
     if device == "cpu" and not dry_run:

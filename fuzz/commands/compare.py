@@ -25,6 +25,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
     dtype_of,
     geometry_of,
+    writable_folder,
 )
 from ringfold.fuzz.compare import Report, histories
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
@@ -60,7 +61,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Walk the same histories on two targets; say where they part first, and who is right."""
-    on = device_of(device)
+    on, folder = device_of(device), writable_folder(run_dir)
     first, second = registry.resolve(one, on), registry.resolve(other, on)
     if trace is not None:
         traces = iter([load(trace)])
@@ -98,7 +99,7 @@ def compare(
             seconds_max=max_time,
             windows_max=max_windows,
             folder=Path() if trace is None else trace.parent,
-            run_dir=run_dir or Path(),
+            run_dir=folder,
             on_progress=show,
         )
     if as_json:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 from rich.table import Table
 
-from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, MISMATCH
+from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, MISMATCH, writable_file
 from ringfold.fuzz.configure.compare import Comparison
 from ringfold.fuzz.configure.compare import compare as compare_release
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
@@ -22,6 +22,8 @@ from ringfold.sim.configuration.rules import RULES, refusals, rules_of
 from ringfold.sim.configuration.safety import HAZARDS, judge
 from ringfold.sim.configuration.serving import RELEASES, release_of
 
+NUMBER_MAX: Final = 65_536
+"""Of lengths and counts: every position of a ring is walked."""
 NEWEST: Final = RELEASES[-1].last
 OfRelease = Annotated[
     str, typer.Option("--release", metavar="VERSION", help="Of SGLang, such as 0.5.16.")
@@ -163,6 +165,12 @@ def parse(arguments: list[str], facts: dict[str, str]) -> Configuration:
             raise typer.BadParameter(f"{flag} plays no part in replay. These do: {known}")
     if "--disable-radix-cache" in arguments:
         given["radix"] = "off"
+    for name, kind in get_type_hints(Configuration).items():
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        if choices and given.get(name, choices[0]) not in choices:
+            raise typer.BadParameter(
+                f"{name} is {given[name]!r}, but must be one of {', '.join(choices)}: name one"
+            )
     try:
         return msgspec.convert({**given, "drafts": Drafts(**drafts)}, Configuration)
     except msgspec.ValidationError as error:
@@ -181,9 +189,12 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def _number(flag: str, value: str) -> int:
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
-        raise typer.BadParameter(f"{flag} is {value!r}, but must be an integer") from None
+        number = 0
+    if not 1 <= number <= NUMBER_MAX:
+        raise typer.BadParameter(f"{flag} is {value!r}, but must be an integer in 1..{NUMBER_MAX}")
+    return number
 
 
 def _known(release: str) -> None:
@@ -217,6 +228,7 @@ def compare(
     if family != "sglang" or not version:
         raise typer.BadParameter(f"{target!r} is no release: write sglang==VERSION")
     _known(version)
+    writable_file(save, "--out")
     asked = list(dict.fromkeys(neighbours(changes)))
     with progress_display() as progress:
         task = progress.add_task(f"{target}: importing", total=None)

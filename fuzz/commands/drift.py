@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands import plots
-from ringfold.fuzz.commands.options import OnDevice, device_of
+from ringfold.fuzz.commands.options import OnDevice, device_of, writable_file
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.drifting import TargetWalker, cases_on
 from ringfold.fuzz.failures import write_text
@@ -130,6 +130,7 @@ def drift(
 ) -> None:
     """Walk protocols at many precisions through long texts; compare state, outputs and words."""
     plots.require(plot)
+    writable_file(save, "--save")
     on, defaults = device_of(device), Study()
     if on == "cuda" and not targets:
         raise typer.BadParameter(

@@ -16,6 +16,7 @@ from ringfold.fuzz.commands.options import (
     dead_of,
     device_of,
     geometry_of,
+    writable_folder,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.explore import Explored
@@ -56,6 +57,7 @@ def explore(
 ) -> None:
     """Walk every step that the protocol allows, and every input of its cursors, on a target."""
     on, shape, filled = device_of(device), geometry_of(geometry), dead_of(dead)
+    writable_folder(run_dir)
     setup = Setup(
         dialect=registry.resolve(target, on).dialect.name,
         geometry=shape,

@@ -27,6 +27,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
     dtype_of,
     geometry_of,
+    writable_folder,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.course import Budget
@@ -109,6 +110,7 @@ def fuzz(
         raise typer.BadParameter("Hypothesis takes turns of its own", param_hint="--each")
     if max_time is None and max_windows is None and each is None:
         max_time = TIME_MAX_DEFAULT
+    writable_folder(run_dir)
     budget = Budget(max_windows, max_time)
     shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX
     campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max, engine=by)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, OnDevice, device_of
+from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, OnDevice, device_of, writable_folder
 from ringfold.fuzz.console import AsJson, err, out, print_json, print_table, progress_display
+from ringfold.fuzz.mutation import argued as arguments
 from ringfold.fuzz.mutation import campaign
 from ringfold.fuzz.mutation.campaign import Report
 from ringfold.fuzz.targets import registry
@@ -47,6 +48,12 @@ def mutate(
     Exit code 0 says that the sample was run, whatever the score.
     """
     on = device_of(device)
+    try:
+        arguments.load(argued)
+    except arguments.ArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--argued") from None
+    if run_dir is not None:
+        writable_folder(run_dir)
     registry.resolve(target, on)
     with progress_display() as progress:
         task = progress.add_task(f"{target} on {on}", total=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
 import typer
@@ -66,6 +68,33 @@ def geometry_of(text: str) -> Geometry:
             f"{text!r} is not four integers H,HV,K,V such as 1,2,32,32", param_hint="--geometry"
         ) from None
     return Geometry(H, HV, K, V)
+
+
+def writable_folder(folder: Path | None, option: str = "--run-dir") -> Path:
+    """`folder`, or this one, made if it is not there.
+
+    Raises `BadParameter` where nothing can be written: it is asked before any work is done.
+    """
+    folder = folder or Path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"nothing can be written to the folder {str(folder)!r} ({error.strerror}): "
+            "name one that is yours",
+            param_hint=option,
+        ) from None
+    return folder
+
+
+def writable_file(file: Path | None, option: str) -> None:
+    """Raise `BadParameter`, before any work is done, if `file` could not be written."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder: name a file in it", param_hint=option)
+    writable_folder(file.parent, option)
 
 
 def dtype_of(text: str | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ringfold.fuzz.commands.options import writable_file
 from ringfold.sim.drift import Bound, Study, Track
 from ringfold.sim.memory import Account
 
@@ -35,6 +36,7 @@ def require(path: Path | None) -> None:
         raise typer.BadParameter(
             f"{path.parent} is not a folder: create it first", param_hint="--plot"
         )
+    writable_file(path, "--plot")
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of
+from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of, writable_folder
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.simpler.order import steps
 from ringfold.fuzz.targets import registry
@@ -31,7 +31,7 @@ def shrink(
     as_json: AsJson = False,
 ) -> None:
     """Look for the smallest history that fails for the same cause, and write it down."""
-    on = device_of(device)
+    on, folder = device_of(device), writable_folder(run_dir)
     found = load(trace)
     found = msgspec.structs.replace(found, target=target or found.target or "sim")
     under_test = registry.resolve(str(found.target), on)
@@ -52,7 +52,7 @@ def shrink(
             else:
                 out.print(f"{trace} on {found.target}: {error}", markup=False)
             raise typer.Exit(AGREE) from None
-    written = shrinking.write(found, shrunk, trace.parent, run_dir or Path(), on)
+    written = shrinking.write(found, shrunk, trace.parent, folder, on)
     if as_json:
         print_json(written)
     else:

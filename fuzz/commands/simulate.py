@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
-from ringfold.fuzz.commands.options import geometry_of
+from ringfold.fuzz.commands.options import geometry_of, writable_file
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.predicting import Compared, Length, compare
 from ringfold.fuzz.served import served
@@ -137,6 +137,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Serve a workload by every protocol; predict bytes and time, and recommend a ring length."""
+    writable_file(trace, "--trace")
     if bandwidth is not None:
         require(bandwidth > 0, "bandwidth", bandwidth, "above 0", "give it in TB/s")
     if measured is not None:

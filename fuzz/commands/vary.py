@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz import metamorphic
-from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of
+from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of, writable_folder
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.hunt import plans as plans_of
 from ringfold.fuzz.metamorphic import Variations
@@ -38,7 +38,7 @@ def vary(
     as_json: AsJson = False,
 ) -> None:
     """Tell each history in other ways that must change nothing, and compare what comes of them."""
-    on = device_of(device)
+    on, folder = device_of(device), writable_folder(run_dir)
     under_test = registry.resolve(target, on)
     plans = plans_of(under_test, on, name=target)
     with progress_display() as progress:
@@ -49,7 +49,7 @@ def vary(
             seed,
             max_windows,
             device=on,
-            run_dir=run_dir or Path(),
+            run_dir=folder,
             variations=VARIATIONS if far else CHEAP,
         )
     if as_json:

@@ -49,17 +49,17 @@ def key(sha256: str, mutant: Mutant) -> Key:
 
 
 def load(path: Path | None = None) -> dict[Key, str]:
-    """Every argument, by the mutant it is about; none where there is no file.
+    """Every argument, by the mutant it is about; none where there is no file of our own.
 
     Raises:
         ArgumentError: the file is not a list of arguments, or one of them says nothing.
     """
+    if path is None and not FILE.is_file():
+        return {}  # ringfold is installed without its docs
     path = path or FILE
-    if not path.is_file():
-        return {}
     try:
         arguments = msgspec.json.decode(path.read_bytes(), type=list[Argument])
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise ArgumentError(f"{path} is no list of arguments: {error}") from error
     for argument in arguments:
         if not argument.because.strip():

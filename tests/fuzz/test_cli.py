@@ -121,14 +121,28 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
         ("fuzz sim --dtype float64", 2, "is not one of float32, bfloat16, float16"),
         ("fuzz sim --dead zombie", 2, "is not leave, garbage or nan"),
         ("fuzz sim --device tpu", 2, "is neither cpu nor cuda"),
-        ("fuzz sim --max-windows 0", 2, "--max-windows"),
+        ("fuzz sim --max-windows 0", 2, "('0' was typed): see `ringfold fuzz --help`"),
+        ("fuzz sim --seed=-1", 2, "('-1' was typed): see `ringfold fuzz --help`"),
+        ("fuzz sim --quux", 2, "No such option: --quux: see `ringfold fuzz --help`"),
+        ("explore sim --ring 8", 2, "Missing option '--window': see `ringfold explore --help`"),
+        ("fuzz sim --run-dir agreeing.json", 2, "nothing can be written to the folder"),
+        ("fuzz sim --run-dir agreeing.json/a", 2, "(Not a directory): name one that is yours"),
+        ("explore sim --ring 8 --window 2 --run-dir agreeing.json", 2, "nothing can be written"),
+        ("compare sim sim --run-dir agreeing.json", 2, "nothing can be written"),
+        ("vary sim --run-dir agreeing.json", 2, "nothing can be written"),
+        ("shrink failing.json --run-dir agreeing.json", 2, "nothing can be written"),
+        ("mutate triton --run-dir agreeing.json", 2, "nothing can be written"),
+        ("drift --save broken", 2, "broken is a folder: name a file in it"),
+        ("bench --dry-run --save agreeing.json/x.json", 2, "nothing can be written"),
+        ("simulate --trace broken", 2, "broken is a folder: name a file in it"),
+        ("mutate triton --argued no.json", 2, "no.json is no list of arguments: [Errno 2]"),
         ("fuzz sglang==0.5.16", 3, "type `ringfold targets add sglang==0.5.16`"),
         ("explain nowhere.json", 2, "nowhere.json: does not exist: check the path"),
         ("explain broken/trace.json", 2, "broken/trace.json: "),
         ("replay empty", 2, "empty: holds no trace (*.json): name a trace or a folder of them"),
         ("replay x.json --known no.json", 2, "no.json: not a list of known failures: [Errno 2]"),
         ("targets add sglang", 2, "is not written name==version, such as sglang==0.5.16"),
-        ("nonsense", 2, "No such command"),
+        ("nonsense", 2, "No such command 'nonsense': see `ringfold --help`"),
         pytest.param(
             "fuzz triton --dtype bfloat16",
             2,
@@ -372,6 +386,29 @@ def test_version(tmp_path: Path) -> None:
     from ringfold import __version__
 
     assert ran("--version", cwd=tmp_path).out == f"ringfold {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "x.json"), "x.json: No space left on device"),
+        (MemoryError("250 GiB"), "too little memory here (250 GiB): choose fewer slots"),
+    ],
+    ids=["disk", "memory"],
+)
+def test_what_the_machine_lacks_is_no_error_of_ours(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]
+) -> None:
+    """A sentence that says what to do, and no traceback."""
+
+    def broken(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ringfold.fuzz.targets.registry.resolve", broken)
+    told = here("fuzz", "sim")
+
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(f"ringfold: {said}")
 
 
 def test_an_error_of_ours_is_70(monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]) -> None:

@@ -89,7 +89,11 @@ def test_a_flag_that_plays_no_part_is_refused_with_those_that_do() -> None:
     ("arguments", "said"),
     [
         (("check", "--release", "0.6.0"), "choose one of 0.5.16 to 0.5.23"),
-        (("check", "--page-size", "x"), "must be an integer"),
+        (("check", "--page-size", "x"), "must be an integer in 1..65536"),
+        (("check", "--speculative-num-draft-tokens", "-4"), "is '-4', but must be an integer in"),
+        (("check", "--linear-replayssm-cache-len", "99999999999"), "an integer in 1..65536"),
+        (("check", "--model", "rwkv"), "model is 'rwkv', but must be one of gdn, kda, mamba2"),
+        (("check", "--speculative-algorithm"), "algorithm is '', but must be one of none, NEXTN"),
         (("check", "--dtype", "int8"), "activation is 'int8', but must be one of"),
         (("check", "--disaggregation-mode", "both"), "disaggregation"),
         (("compare", "sglang"), "is no release: write sglang==VERSION"),
