@@ -157,7 +157,8 @@ class Target(Protocol):
     #     def track(self, rows, accepted, bound, tokens) -> None
     #
     # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
-    # a checkpoint of its own, in the slot that their seat names "track".
+    # a checkpoint of its own, in the slot that their seat names "track" from then on: where such
+    # slots take turns, the mapping that `seat` returned goes along.
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""
