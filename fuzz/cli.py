@@ -7,6 +7,9 @@ one object on standard output.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import itertools
 import signal
 import sys
@@ -108,12 +111,17 @@ def _machines(error: Exception) -> str:
         return f"too little memory here ({error}): choose fewer slots, layers, heads or a smaller K"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the output can't be written: {error.strerror}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is no text: rename the file"
     return ""
 
 
 def _fail(code: int, message: str, as_json: bool) -> NoReturn:
     if as_json:
-        print_json({"error": message, "exit": code})
+        with contextlib.suppress(OSError):  # the disk that is full may be why
+            print_json({"error": message, "exit": code})
     err.print(f"ringfold: {message}", markup=False)
     sys.exit(code)
 
@@ -123,6 +131,10 @@ def main() -> None:
     as_json = "--json" in sys.argv[1:]
     if as_json:
         json_only()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A file's name may have letters that this terminal lacks.
+            stream.reconfigure(errors="backslashreplace")
     # Whoever ends a job in a queue wants what was found so far, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -140,4 +152,6 @@ def main() -> None:
             _fail(USAGE, machines, as_json)
         traceback.print_exc()
         _fail(INTERNAL, f"internal error, please report it: {error!r}", as_json)
+    if code == STOPPED:  # what Typer makes of a Ctrl-C
+        _fail(STOPPED, "stopped", as_json)
     sys.exit(code)

@@ -267,6 +267,7 @@ def compare(
     folder: Path = Path(),
     run_dir: Path | None = None,
     on_progress: Callable[[Report], None] = lambda report: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
     """Walk histories on both until they part, or the budget or the histories end.
 
@@ -282,6 +283,7 @@ def compare(
         folder: where explicit tensors of the traces lie.
         run_dir: where failures/ goes; None writes nothing.
         on_progress: hears of every history.
+        stopped: whether somebody wants an end; what was compared by then is told.
     """
     start = time.perf_counter()
     report = Report((one.name, other.name), device, seed, bits)
@@ -292,7 +294,7 @@ def compare(
         return time.perf_counter() - start
 
     def out_of_time() -> bool:
-        return seconds_max is not None and seconds() > seconds_max
+        return stopped() or (seconds_max is not None and seconds() > seconds_max)
 
     may_fold = [False, False]
     for trace in traces:
@@ -324,7 +326,8 @@ def compare(
     report.folds = (seen[0]["fold"], seen[1]["fold"])
     if report.histories:
         report.identities = {target.name: dict(target.identity()) for target in (one, other)}
-    report.inconclusive = list(_open_questions(report, may_fold))
+    report.inconclusive = ["stopped by hand"] if stopped() else []
+    report.inconclusive += _open_questions(report, may_fold)
     return report
 
 

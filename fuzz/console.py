@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import msgspec
 import typer
@@ -15,16 +15,36 @@ from rich.table import Table
 
 from ringfold.fuzz.provenance import stamped
 
-out: Final = Console(highlight=False, soft_wrap=True)
-err: Final = Console(stderr=True, highlight=False, soft_wrap=True)
+READER_GONE: Final = 128 + 13
+"""Exit code where nobody reads any more, as in `ringfold explain TRACE | head`: that of SIGPIPE."""
+
+
+class Stream(Console):
+    """A console that ends quietly when its reader is gone, and not as if a target were wrong."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich calls this in place of raising."""
+        reader_gone()
+
+
+out: Final = Stream(highlight=False, soft_wrap=True)
+err: Final = Stream(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+def reader_gone() -> NoReturn:
+    """Leave; what is still buffered goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    raise SystemExit(READER_GONE)
 
 
 def progress_display() -> Progress:
     """A display on standard error, gone when the work is done; plain when that is no terminal."""
     return Progress(
-        SpinnerColumn(),
+        SpinnerColumn("dots" if err.encoding.startswith("utf") else "line"),
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=err,
@@ -52,4 +72,7 @@ def json_only() -> None:
 def print_json(value: Any) -> None:
     """One object on standard output, which says where it was made."""
     text = msgspec.json.encode(stamped(value)).decode()
-    print(text, file=_for_json or sys.stdout, flush=True)
+    try:
+        print(text, file=_for_json or sys.stdout, flush=True)
+    except BrokenPipeError:
+        reader_gone()

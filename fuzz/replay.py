@@ -6,6 +6,7 @@ a process of their own, which is watched.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
@@ -111,9 +112,24 @@ def replay_all(
 ) -> list[Replayed]:
     """Replay each in a worker process; one that hangs for `hang_max` seconds, or dies, has failed.
 
-    `on_progress` hears of each path before it is replayed.
+    `on_progress` hears of each path before it is replayed. After Ctrl-C there are as many outcomes
+    as there were by then.
     """
     replayed = list[Replayed]()
+    with contextlib.suppress(KeyboardInterrupt):
+        _replay_into(replayed, paths, target_name, device, known, hang_max, on_progress)
+    return replayed
+
+
+def _replay_into(
+    replayed: list[Replayed],
+    paths: Sequence[Path],
+    target_name: str | None,
+    device: Device,
+    known: Sequence[KnownFailure],
+    hang_max: float,
+    on_progress: Callable[[Path], None],
+) -> None:
     while len(replayed) < len(paths):
         with Workers(1, _start_worker, hang_max=hang_max) as workers:
             for number, path in enumerate(paths[len(replayed) :]):
@@ -135,7 +151,6 @@ def replay_all(
                     continue
                 replayed.append(_cut_short(cut, path, target_name, known, device))
                 break  # this worker is gone
-    return replayed
 
 
 def _cut_short(

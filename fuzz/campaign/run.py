@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -187,7 +188,8 @@ class Campaign(Crew):
         self.stop_workers()
         while self.flying:
             _, future = self.flying[0]
-            if future.cancelled():
+            # Whoever ends a whole group of processes ends the workers too.
+            if future.cancelled() or isinstance(future.exception(), BrokenProcessPool):
                 self.flying.popleft()
             else:
                 self._land()

@@ -25,6 +25,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
     dtype_of,
     geometry_of,
+    until_stopped,
     writable_folder,
 )
 from ringfold.fuzz.compare import Report, histories
@@ -89,19 +90,21 @@ def compare(
                 f"{report.windows} row-windows each",
             )
 
-        report = comparing.compare(
-            first,
-            second,
-            traces,
-            bits=bits,
-            seed=seed,
-            device=on,
-            seconds_max=max_time,
-            windows_max=max_windows,
-            folder=Path() if trace is None else trace.parent,
-            run_dir=folder,
-            on_progress=show,
-        )
+        with until_stopped() as stopped:
+            report = comparing.compare(
+                first,
+                second,
+                traces,
+                bits=bits,
+                seed=seed,
+                device=on,
+                seconds_max=max_time,
+                windows_max=max_windows,
+                folder=Path() if trace is None else trace.parent,
+                run_dir=folder,
+                on_progress=show,
+                stopped=stopped,
+            )
     if as_json:
         print_json(report)
     else:

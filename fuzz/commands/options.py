@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
@@ -68,6 +71,25 @@ def geometry_of(text: str) -> Geometry:
             f"{text!r} is not four integers H,HV,K,V such as 1,2,32,32", param_hint="--geometry"
         ) from None
     return Geometry(H, HV, K, V)
+
+
+@contextmanager
+def until_stopped() -> Iterator[Callable[[], bool]]:
+    """Whether somebody pressed Ctrl-C, or ended the job; the second time does not wait."""
+    pressed = False
+
+    def press(number: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = {one: signal.signal(one, press) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: pressed
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def writable_folder(folder: Path | None, option: str = "--run-dir") -> Path:

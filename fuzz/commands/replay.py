@@ -62,11 +62,14 @@ def replay(
                 task, description=f"replaying {path}", advance=1
             ),
         )
+    left = len(paths) - len(replayed)
     if as_json:
-        print_json({"traces": replayed})
+        print_json({"traces": replayed, "left_out": left})
     else:
         for one in replayed:
             _show_replayed(one)
+        if left:
+            out.print(f"stopped: {left} of {len(paths)} traces were not replayed", markup=False)
     outcomes = {one.outcome for one in replayed}
     raise typer.Exit(
         MISMATCH
@@ -74,7 +77,7 @@ def replay(
         else USAGE
         if Outcome.ERROR in outcomes
         else INCONCLUSIVE
-        if Outcome.MISSING in outcomes
+        if Outcome.MISSING in outcomes or left
         else AGREE
     )
 

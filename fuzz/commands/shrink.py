@@ -9,7 +9,14 @@ import msgspec
 import typer
 
 from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of, writable_folder
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    MISMATCH,
+    OnDevice,
+    device_of,
+    until_stopped,
+    writable_folder,
+)
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
 from ringfold.fuzz.simpler.order import steps
 from ringfold.fuzz.targets import registry
@@ -30,7 +37,10 @@ def shrink(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for the smallest history that fails for the same cause, and write it down."""
+    """Look for the smallest history that fails for the same cause, and write it down.
+
+    After Ctrl-C that is the best so far.
+    """
     on, folder = device_of(device), writable_folder(run_dir)
     found = load(trace)
     found = msgspec.structs.replace(found, target=target or found.target or "sim")
@@ -43,9 +53,15 @@ def shrink(
             progress.update(task, description=f"shrinking {trace}: {now}, {walks} walks")
 
         try:
-            shrunk = shrinking.shrink(
-                found, under_test, folder=trace.parent, seconds_max=max_time, on_progress=show
-            )
+            with until_stopped() as stopped:
+                shrunk = shrinking.shrink(
+                    found,
+                    under_test,
+                    folder=trace.parent,
+                    seconds_max=max_time,
+                    on_progress=show,
+                    stopped=stopped,
+                )
         except shrinking.NoFailureError as error:
             if as_json:
                 print_json({"trace": str(trace), "target": found.target, "account": str(error)})

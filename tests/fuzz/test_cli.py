@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from ringfold.fuzz import cli, failures
+from ringfold import __main__ as entry
+from ringfold.fuzz import cli, compare, failures, shrink, workers
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
 from ringfold.fuzz.walk import walk
@@ -386,6 +387,128 @@ def test_version(tmp_path: Path) -> None:
     from ringfold import __version__
 
     assert ran("--version", cwd=tmp_path).out == f"ringfold {__version__}\n"
+
+
+def started(*arguments: str, cwd: Path, **streams: Any) -> subprocess.Popen[str]:
+    """The command, which goes on by itself."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ringfold", *arguments],
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        **streams,
+    )
+
+
+def test_a_reader_that_is_gone_is_no_mismatch(traces: Path) -> None:
+    """As in `ringfold explain TRACE | head`: the code is that of SIGPIPE, and nothing is said."""
+    for option in ([], ["--json"]):
+        reads, writes = os.pipe()
+        os.close(reads)
+        run = started(
+            "explain", "failing.json", *option, cwd=traces, stdout=writes, stderr=subprocess.PIPE
+        )
+        os.close(writes)
+
+        assert run.communicate(timeout=120)[1] == ""
+        assert run.returncode == 141
+
+
+def test_letters_that_the_terminal_lacks_are_spelled_out(tmp_path: Path) -> None:
+    """A file's name is no reason to break off."""
+    told = ran("replay", "é.json", cwd=tmp_path, PYTHONIOENCODING="ascii")
+
+    assert told.code == 2
+    assert told.out.startswith("ERROR   \\xe9.json: \\xe9.json: does not exist")
+    assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_was_compared_until_ctrl_c_is_told(
+    when: str, monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told], tmp_path: Path
+) -> None:
+    """And that it was stopped: inconclusive. Where nothing waits for it, Ctrl-C just ends."""
+    monkeypatch.chdir(tmp_path)
+    if when == "before":
+        interrupt = lambda *arguments: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+        monkeypatch.setattr("ringfold.fuzz.targets.registry.resolve", interrupt)
+        told = here("compare", "sim", "sim", "--json")
+        assert (told.code, told.object["error"]) == (130, "stopped")
+        return
+    histories = compare.histories
+
+    def stopping(*arguments: Any, **options: Any) -> Iterator[Trace]:
+        for number, trace in enumerate(histories(*arguments, **options)):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield trace
+
+    monkeypatch.setattr("ringfold.fuzz.commands.compare.histories", stopping)
+    told = here("compare", "sim", "sim", "--json")
+
+    assert told.code == 3
+    assert told.object["histories"] == 1
+    assert told.object["inconclusive"][0] == "stopped by hand"
+
+
+def test_what_was_replayed_until_ctrl_c_is_told(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]
+) -> None:
+    """The outcomes so far, and how many traces are left."""
+    monkeypatch.chdir(traces)
+    submit = workers.Workers.submit
+    handed = list[tuple[Any, ...]]()
+
+    def stopping(self: workers.Workers, *arguments: Any) -> Any:
+        if handed:
+            raise KeyboardInterrupt
+        handed.append(arguments)
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(workers.Workers, "submit", stopping)
+    told = here("replay", "agreeing.json", "failing.json", "--json")
+
+    assert told.code == 3
+    assert [one["outcome"] for one in told.object["traces"]] == ["AGREES"]
+    assert told.object["left_out"] == 1
+
+
+def test_shrinking_keeps_the_best_so_far(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]
+) -> None:
+    """Ctrl-C ends the search, and what it has found by then is written."""
+    monkeypatch.chdir(traces)
+    walks = walk
+    count = 0
+
+    def stopping(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return walks(*arguments, **options)
+
+    monkeypatch.setattr(shrink, "walk", stopping)
+    told = here("shrink", "failing.json", "--json")
+
+    assert told.code == 1
+    assert count < 50  # left alone it takes some 300
+    assert (traces / told.object["trace"]).is_file()
+
+
+def test_ctrl_c_while_it_is_imported_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 130, and no traceback."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+
+    with pytest.raises(SystemExit, match="130"):
+        entry.main()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
