@@ -1,7 +1,7 @@
 """Every configuration near the base: the simulator's verdict beside the release's own answer.
 
 The release is asked twice, with the replay flags and without, so that a refusal which has nothing
-to do with replay is known as such. What it accepts is then exercised (`exercise.py`): a hazard that
+to do with replay is known as such. What it accepts is then exercised (`exercise`): a hazard that
 the simulator predicts has to show as a disagreement of the release with itself, and where it
 predicts none nothing may show. Whatever does not come out as predicted is a *surprise* and is
 listed, in either direction; so is an answer that the table of rules gets wrong.

@@ -7,7 +7,7 @@ arguments in globals; the import, which takes long, is done once.
     {"flags": {...}, "environment": {...}, "model": FOLDER, "hardware": NAME, "exercise": bool}
 
 An answer says how far the configuration came. `stage` is the last that was begun: `validation`,
-`pool`, `backend`, then the events of `exercise.py`. `refused` holds the exception of validation,
+`pool`, `backend`, then the events of `exercise`. `refused` holds the exception of validation,
 `crashed` that of a later stage; `differs` the first event after which the release with the replay
 flag disagrees with itself without it.
 
