@@ -72,9 +72,9 @@ def explain(trace: Trace) -> Iterator[Line]:
     for number, (operation, iteration) in enumerate(unroll(trace.operations)):
         text, touched = _apply(operation, ledger, flights, setup)
         lanes = [
-            _lane(request, did, ledger.entries[request], setup)
+            _lane(request, did, ledger.entry(request), setup)
             for request, did in touched
-            if request in ledger.entries
+            if request in ledger
         ]
         yield Line(number, iteration, text, lanes, failed.get(number, []))
 
@@ -107,7 +107,7 @@ def _apply(
         case Verify(tag=tag, rows=rows, lengths=lengths):
             flights[tag] = operation
             did = [
-                (row, f"window of {length}" + (", folds" if ledger.verify(row, length) else ""))
+                (row, f"window of {length}" + (", folds" if ledger.verify([row], [length]) else ""))
                 for row, length in zip(rows, lengths, strict=True)
                 if row is not None
             ]
@@ -117,12 +117,15 @@ def _apply(
         case Decode(rows=rows):
             real = [row for row in rows if row is not None]
             for request in real:
-                ledger.verify(request, 1)
-                ledger.commit(request, 1, setup.window)
+                ledger.verify([request], [1])
+                ledger.commit([request], [1], setup.window)
             return f"decode {_batch(rows)}", [(request, "1 token") for request in real]
         case Prefill(rows=rows, lengths=lengths):
             did = [
-                (request, f"{n} tokens" + ", folded first" * ledger.advance_in_place(request))
+                (
+                    request,
+                    f"{n} tokens" + ", folded first" * bool(ledger.advance_in_place([request])),
+                )
                 for request, n in zip(rows, lengths, strict=True)
             ]
             return f"prefill {_batch(rows)}", did
@@ -155,7 +158,7 @@ def _move(operation: Operation, ledger: Ledger) -> tuple[str, list[tuple[int, st
             folded = ledger.restore(request, _seat(request))
             text, did = f"restore {request}", [(request, "seated" + ", folded" * folded)]
         case Donate(request=request, prefix=prefix):
-            lag = ledger.entries[request].lag if ledger.dialect.donates == "checkpoint" else 0
+            lag = ledger.entry(request).lag if ledger.dialect.donates == "checkpoint" else 0
             ledger.donate(request, prefix, {})
             text = f"donate {request} as prefix {prefix}"
             text += f", without {lag} records that wait" if lag else ""
@@ -174,7 +177,7 @@ def _commit(commit: Commit, verify: Verify, ledger: Ledger, setup: Setup) -> lis
     did = []
     for row, length, n in zip(verify.rows, verify.lengths, commit.accepted, strict=True):
         if row is not None and n is not None:
-            ledger.commit(row, n, commit.bound or setup.window)
+            ledger.commit([row], [n], commit.bound or setup.window)
             did.append((row, f"{n} of {length} kept"))
     return did
 

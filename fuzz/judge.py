@@ -195,9 +195,9 @@ class Judge:
 
     def cursors(self) -> None:
         """Check 3: the integers of every seated request are exactly those of the protocol."""
-        if not self.dialect.has_ring or not self.ledger.entries:
+        requests = list(self.ledger.lines)
+        if not self.dialect.has_ring or not requests:
             return
-        requests = list(self.ledger.entries)
         expected = self.ledger.cursors(requests)
         places = self.ledger.place(requests)
         taken = self.mirror.take_all(dict.fromkeys(expected._fields, places))

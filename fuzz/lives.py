@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold.fuzz.differential import Differential, blamed
-from ringfold.fuzz.ledger import stacked
 from ringfold.fuzz.payload import Payload
 from ringfold.fuzz.placing import place
 from ringfold.fuzz.target import Inputs, Request, Target
@@ -32,6 +31,7 @@ from ringfold.fuzz.trace import (
     Trace,
 )
 from ringfold.fuzz.truth import Kept
+from ringfold.sim.cursors import Cursors
 
 
 class Lives(Differential):
@@ -74,10 +74,10 @@ class Lives(Differential):
                 return self.ledger.vacant >= len(together)
             case Fork(source=source):
                 # What was skipped would have brought the source where it can be copied.
-                entry = self.ledger.entries.get(source)
-                return entry is not None and not entry.cursors.write_pos and self.ledger.vacant > 0
+                empty = source in self.ledger and not self.ledger.entry(source).cursors.write_pos
+                return empty and self.ledger.vacant > 0
             case Save(request=request) | Donate(request=request):
-                return request in self.ledger.entries
+                return request in self.ledger
             case Restore(request=request):
                 return request in self.ledger.saved
             case Hit(prefix=prefix):
@@ -177,7 +177,7 @@ class Lives(Differential):
             self._judge_state([request])
 
     def _donate(self, request: Request, prefix: int) -> None:
-        waiting = self.ledger.entries[request].lag > 0
+        waiting = self.ledger.entry(request).lag > 0
         whole = self.dialect.donates == "state"
         kept = self.truth.take(request) if whole else self.truth.take_checkpoint(request)
         self.prefixes[prefix] = kept, whole and waiting
@@ -221,12 +221,12 @@ class Lives(Differential):
             )
         )
         window = self._window(requests, counts, inputs)
-        cursors = [self.ledger.placed(p.records, p.base, p.flush) for p in places]
+        each = [self.ledger.placed(p.records, p.base, p.flush) for p in places]
+        cursors = Cursors(*np.array(each, np.int64).T)
         with blamed():
-            place(self.target, requests, stacked(cursors), states, inputs, window)
+            place(self.target, requests, cursors, states, inputs, window)
         self._look()
-        for request, at in zip(requests, cursors, strict=True):
-            self.ledger.entries[request].cursors = at
+        self.ledger.move(requests, cursors)
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
         # Their gates were rounded by us and not by the target's kernels.

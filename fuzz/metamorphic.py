@@ -80,7 +80,7 @@ class Witness(Walk):
     def remember(self, requests: Sequence[Request]) -> None:
         """Checkpoint and live records, oldest first, wherever they lie."""
         for request in requests:
-            entry = self.ledger.entries[request]
+            entry = self.ledger.entry(request)
             rows = physical(entry.cursors.cache_base, np.arange(entry.lag), self.setup.ring)
             for name, buffer in self.mirror.buffers.items():
                 if "step" in buffer.axes or "layer" not in buffer.axes:
@@ -96,7 +96,7 @@ class Witness(Walk):
     def _walk(self, kind: str, together: Sequence[Operation]) -> None:
         operation = together[0]
         self.tag = getattr(operation, "tag", 0)
-        if isinstance(operation, Free) and operation.request in self.ledger.entries:
+        if isinstance(operation, Free) and operation.request in self.ledger:
             self.remember([operation.request])
         super()._walk(kind, together)
 
@@ -125,7 +125,7 @@ def testify(varied: Varied, target: Target, oracle: bool) -> Testimony:
     witness = Witness(varied, target, oracle=oracle)
     verdict = witness.run()
     if not verdict.mismatches:
-        witness.remember(list(witness.ledger.entries))
+        witness.remember(list(witness.ledger.lines))
     return Testimony(verdict.mismatches, witness.seen, verdict.windows)
 
 

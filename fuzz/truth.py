@@ -400,7 +400,7 @@ class Truth:
 
     def at(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Places of `requests`."""
-        return np.array([self.places[r] for r in requests], np.int64)
+        return np.fromiter(map(self.places.__getitem__, requests), np.int64, len(requests))
 
 
 def lost_by_decays(running: Array) -> Array:

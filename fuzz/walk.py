@@ -224,8 +224,7 @@ class Walk(Lives):
             return
         # A step that folds takes its own token along, so only the others record one.
         appends = window.rows(~self.ledger.folds_at_commit(window.requests, window.lengths))
-        for request in appends.requests:
-            self.ledger.verify(request, 1)
+        self.ledger.verify(appends.requests, appends.lengths)
         allowed = self.ledger.verify_may_write(appends.requests)
         with self._timed("checks"):
             self.judge.records(appends, inputs, ones)
@@ -236,8 +235,7 @@ class Walk(Lives):
     def _advance_in_place(self, window: Window) -> None:
         """All tokens were added to the checkpoints, behind what waited."""
         allowed = self.ledger.in_place_may_write(window.requests)
-        for request in window.requests:
-            self.ledger.advance_in_place(request)
+        self.ledger.advance_in_place(window.requests)
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
         self._judge_frame(allowed)
@@ -258,11 +256,8 @@ class Walk(Lives):
         window = self._window(rows, lengths, inputs)
         outputs = self._call(lambda target: target.verify(rows, lengths, inputs))
         self._count(window)
-        folded = [
-            request
-            for request, length in zip(window.requests, window.lengths, strict=True)
-            if self.ledger.verify(request, int(length))
-        ]
+        folds = self.ledger.verify(window.requests, window.lengths)
+        folded = [window.requests[i] for i in np.flatnonzero(folds)]
         self._judge_outputs(outputs, rows, lengths, window)
         if self.twin is not None and self.dialect.bitwise_outputs:
             owners = np.repeat([row is not None for row in rows], lengths)
@@ -317,8 +312,9 @@ class Walk(Lives):
         with self._timed("checks"):
             self.judge.cursors()
             self.judge.convolution(requests)
-        stored = [r for r in requests if self.ledger.entries[r].stored]
-        self._judge_state([r for r in requests if not self.ledger.entries[r].stored])
+        were_stored = self.ledger.column("stored", requests)
+        stored = [requests[i] for i in np.flatnonzero(were_stored)]
+        self._judge_state([requests[i] for i in np.flatnonzero(~were_stored)])
         with self._timed("checks"):
             self.judge.exactness(stored)
         self._judge_stored(stored)
@@ -329,8 +325,7 @@ class Walk(Lives):
 
     def _advance(self, window: Window, counts: NDArray[np.int64], bound: int) -> None:
         """Commit `counts` [row] tokens of each row, in the ledger and in the truth."""
-        for request, n in zip(window.requests, counts, strict=True):
-            self.ledger.commit(request, int(n), bound)
+        self.ledger.commit(window.requests, counts, bound)
         with self._timed("oracle"):
             self.truth.commit(window, counts)
 
@@ -346,7 +341,7 @@ class Walk(Lives):
             self.ledger.cursors(window.requests),
             window.lengths,
             counts,
-            np.array([self.ledger.entries[r].stale for r in window.requests], bool),
+            self.ledger.column("stale", window.requests),
             padding,
             self.ledger.protocol,
         )

@@ -110,9 +110,9 @@ def test_what_waits_is_folded_first(dialect: str) -> None:
     ledger.admit(8, seats[1], Cursors(0, 5, 0))
     allowed = ledger.in_place_may_write([7, 8])
 
-    assert [ledger.advance_in_place(request) for request in (7, 8)] == [True, False]
-    assert ledger.entries[7].cursors == Cursors(0, 1, 0)
-    assert ledger.entries[8].cursors == Cursors(0, 5, 0)
+    assert ledger.advance_in_place([7, 8]).tolist() == [True, False]
+    assert ledger.entry(7).cursors == Cursors(0, 1, 0)
+    assert ledger.entry(8).cursors == Cursors(0, 5, 0)
     assert allowed["checkpoint"][0]["slot"].tolist() == [3, 1]
     assert [place["slot"].tolist() for place in allowed["cache_base"]] == [[3]]
     assert "d" not in allowed
