@@ -99,6 +99,37 @@ def assert_one_seed(result: pytest.RunResult) -> None:
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_a_target_that_remembers_is_told_apart(pytester: pytest.Pytester) -> None:
+    """What fails only after other histories does not fail where its line replays it."""
+    pytester.makepyfile(
+        remembering="""
+        from ringfold.fuzz.targets.simulated import SimulatedTarget
+
+
+        class Remembering(SimulatedTarget):
+            opened = 0
+
+            def __init__(self, device="cpu"):
+                super().__init__("remembering")
+
+            def open(self, *arguments):
+                type(self).opened += 1
+                super().open(*arguments)
+
+            def verify(self, *arguments):
+                return super().verify(*arguments) * (1 if self.opened == 1 else 2)
+        """
+    )
+    pytester.makepyfile("""
+        def test_it(ringfold):
+            ringfold("remembering:Remembering")
+    """)
+    done = run(pytester, "--ringfold-seed", "1")
+
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*does not fail in a process of its own*"])
+
+
 def test_workers_take_the_seed_of_the_header(pytester: pytest.Pytester) -> None:
     """With pytest-xdist, whose workers would draw one each."""
     pytester.makepyfile(THREE_LINES)

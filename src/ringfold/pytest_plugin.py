@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import io
 import secrets
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -21,7 +23,9 @@ from ringfold import __version__
 
 if TYPE_CHECKING:
     from ringfold.fuzz.hunt import Hunt
+    from ringfold.fuzz.mismatch import Mismatch
     from ringfold.fuzz.target import Device, Target
+    from ringfold.fuzz.trace import Trace
 
 Ringfold: TypeAlias = "Callable[[str | type[Target]], None]"
 """What the fixture is: call it with a target's name, or with its class."""
@@ -169,16 +173,23 @@ def _account(found: Hunt, target: Target, name: str, config: pytest.Config) -> s
     from ringfold.fuzz import explain, failures, shrink
 
     assert found.failure is not None
-    trace, mismatches = msgspec.structs.replace(found.failure, target=name), found.mismatches
+    as_found = msgspec.structs.replace(found.failure, target=name), found.mismatches
     seconds = min(config.option.ringfold_max_time, shrink.SECONDS_MAX)
-    note = ""
+    device, note = _device(config), ""
     try:
-        shrunk = shrink.shrink(trace, target, seconds_max=seconds)
+        shrunk = shrink.shrink(as_found[0], target, seconds_max=seconds)
         trace, mismatches = shrunk.trace, shrunk.mismatches
     except shrink.NoFailureError:
+        trace, mismatches = as_found
         note = "It did not fail again: the target's results depend on more than the history.\n"
-    run_dir, device = config.invocation_params.dir, _device(config)
-    path = failures.write(trace, mismatches, run_dir, device)
+    else:
+        if said := _alone(trace, mismatches, name, device):
+            if _alone(*as_found, name, device):
+                note = said
+            else:
+                trace, mismatches = as_found
+                note = "It is not shrunk: shorter ones fail only where others were walked before.\n"
+    path = failures.write(trace, mismatches, config.invocation_params.dir, device)
     picture = io.StringIO()
     console = Console(file=picture, width=200, color_system=None)
     console.print(explain.table(explain.explain(trace)))
@@ -188,6 +199,23 @@ def _account(found: Hunt, target: Target, name: str, config: pytest.Config) -> s
         f"{name}: {sentences}\n{note}\n{trace.setup}\n{drawn}\n\n"
         f"{failures.reproduce(path, name, device)}\n"
         f"found after {found.windows} row-windows with {_seed_option(config)}"
+    )
+
+
+def _alone(trace: Trace, mismatches: list[Mismatch], name: str, device: Device) -> str:
+    """What is odd about a replay in a process that has walked nothing before; empty if it fails."""
+    from ringfold.fuzz import failures
+    from ringfold.fuzz.replay import Outcome, replay_all
+
+    with tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
+        (again,) = replay_all([failures.write(trace, mismatches, Path(folder))], name, device)
+    if again.mismatches:
+        return ""
+    if again.outcome is not Outcome.FIXED:
+        return f"It can't be replayed: {again.account}.\n"
+    return (
+        "It does not fail in a process of its own: the target remembers something of the histories "
+        "before it, such as a cache by shape.\n"
     )
 
 
