@@ -33,25 +33,11 @@ from ringfold.fuzz.trace import Trace
 Pass = Callable[[Trace], Iterator[Trace]]
 
 QUICK: Final[tuple[Pass, ...]] = (
-    placed,
-    fewer,
-    fewer_rows,
-    unrepeated,
-    plainer_setup,
-    smaller_geometry,
-    smaller_rings,
-    simpler_places,
-    shorter_windows,
-    plainer_commits,
-    shorter_chunks,
-    living,
-    plainer_payload,
-    plain_steps,
-    joined,
-    unshared,
-    reordered,
-    other_names,
-)
+    placed, fewer, fewer_rows, unrepeated,
+    plainer_setup, smaller_geometry, smaller_rings, simpler_places, shorter_windows,
+    plainer_commits, shorter_chunks, living, plainer_payload, plain_steps,
+    joined, unshared, reordered, other_names,
+)  # fmt: skip
 """In the order in which they pay: what makes the next ones cheap comes first."""
 
 THOROUGH: Final[tuple[Pass, ...]] = (other_numbers, every_short, other_shapes)

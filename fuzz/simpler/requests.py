@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from ringfold.fuzz import trace as ops
 from ringfold.fuzz.simpler.edits import (
     Item,
     Rows,
@@ -16,26 +17,10 @@ from ringfold.fuzz.simpler.edits import (
     each,
     with_operations,
 )
-from ringfold.fuzz.trace import (
-    Admit,
-    Batched,
-    Commit,
-    Decode,
-    Donate,
-    Evict,
-    Fork,
-    Free,
-    Hit,
-    Operation,
-    Restore,
-    Save,
-    Seats,
-    Trace,
-    rewritten,
-    unroll,
-)
+from ringfold.fuzz.trace import Trace
 
 Choose = Callable[[int, Rows], list[int]]
+Leaves = ops.Free | ops.Save | ops.Donate
 
 
 def alone(trace: Trace, suspect: int | None = None) -> Iterator[Trace]:
@@ -57,21 +42,24 @@ def fewer_rows(trace: Trace) -> Iterator[Trace]:
 
 def joined(trace: Trace) -> Iterator[Trace]:
     """One request that stays, in place of one that leaves and another that comes, or it again."""
-    for (i, leave), (j, seat) in itertools.combinations(enumerate(trace.operations), 2):
-        if isinstance(leave, Free | Save | Donate) and isinstance(seat, Seats | Restore):
-            rest = [o for at, o in enumerate(trace.operations) if at not in {i, j}]
-            stays: dict[int | None, int] = {seat.request: leave.request}
-            yield with_operations(trace, [called(o, stays) for o in rest])
+    for i, leave in enumerate(trace.operations):
+        if not isinstance(leave, Leaves):
+            continue
+        for j, seat in enumerate(trace.operations[i + 1 :], start=i + 1):
+            if isinstance(seat, ops.Seats | ops.Restore):
+                rest = [o for at, o in enumerate(trace.operations) if at not in {i, j}]
+                stays: dict[int | None, int] = {seat.request: leave.request}
+                yield with_operations(trace, [called(o, stays) for o in rest])
 
 
 def unshared(trace: Trace) -> Iterator[Trace]:
     """A request that leaves nothing to the prefix cache; without what is then missing."""
-    for i, donate in each(trace, Donate):
-        free = Free(request=donate.request, dead=donate.dead)
+    for i, donate in each(trace, ops.Donate):
+        free = ops.Free(request=donate.request, dead=donate.dead)
         behind = (
             o
             for o in trace.operations[i + 1 :]
-            if not (isinstance(o, Hit | Evict) and o.prefix == donate.prefix)
+            if not (isinstance(o, ops.Hit | ops.Evict) and o.prefix == donate.prefix)
         )
         yield with_operations(trace, (*trace.operations[:i], free, *behind))
 
@@ -86,11 +74,11 @@ def renamed(trace: Trace) -> Trace:
     tags: dict[int, int] = {}
     requests, donations = itertools.count(), itertools.count()
 
-    def change(operation: Operation) -> Operation:
+    def change(operation: ops.Operation) -> ops.Operation:
         changes: dict[str, object] = {}
-        if isinstance(operation, Seats):
+        if isinstance(operation, ops.Seats):
             names[operation.request] = next(requests)
-        if isinstance(operation, Donate):
+        if isinstance(operation, ops.Donate):
             prefixes[operation.prefix] = next(donations)
         if hasattr(operation, "prefix"):
             changes["prefix"] = prefixes[operation.prefix]
@@ -103,14 +91,14 @@ def renamed(trace: Trace) -> Trace:
 
 def seated(trace: Trace) -> list[int]:
     """Requests that some operation seats, in order."""
-    seats = (o.request for o, _ in unroll(trace.operations) if isinstance(o, Seats))
+    seats = (o.request for o, _ in ops.unroll(trace.operations) if isinstance(o, ops.Seats))
     return list(dict.fromkeys(seats))
 
 
 def batches(trace: Trace) -> Iterator[tuple[int, Rows]]:
     """Tag and rows of every batch with more than one row."""
-    for operation, _ in unroll(trace.operations):
-        if isinstance(operation, Batched) and len(operation.rows) > 1:
+    for operation, _ in ops.unroll(trace.operations):
+        if isinstance(operation, ops.Batched) and len(operation.rows) > 1:
             yield operation.tag, operation.rows
 
 
@@ -123,15 +111,15 @@ def rebatched(trace: Trace, choose: Choose) -> Trace:
     """Batches of the rows `choose(tag, rows)`, in that order; none of padding alone is left."""
     left: dict[int, list[int]] = {}
 
-    def change(operation: Operation) -> Iterator[Operation]:
-        if isinstance(operation, Batched):
+    def change(operation: ops.Operation) -> Iterator[ops.Operation]:
+        if isinstance(operation, ops.Batched):
             rows = operation.rows
             at = choose(operation.tag, rows)
             emptied = _real(rows) and not any(rows[i] is not None for i in at)
             left[operation.tag] = at = [] if emptied else at
-            lengths = {} if isinstance(operation, Decode) else {"lengths": operation.lengths}
+            lengths = {} if isinstance(operation, ops.Decode) else {"lengths": operation.lengths}
             columns = {"rows": rows, **lengths}
-        elif isinstance(operation, Commit):
+        elif isinstance(operation, ops.Commit):
             at = left.get(operation.tag, [])
             columns = {"accepted": operation.accepted}
         else:
@@ -140,30 +128,30 @@ def rebatched(trace: Trace, choose: Choose) -> Trace:
         if at:
             yield replace(operation, **{name: _at(column, at) for name, column in columns.items()})
 
-    return with_operations(trace, rewritten(trace.operations, change))
+    return with_operations(trace, ops.rewritten(trace.operations, change))
 
 
 def _only(trace: Trace, requests: Container[int]) -> Trace:
     """The history of some requests; those that are copies of others start afresh."""
     prefixes: set[int] = set()
 
-    def change(operation: Operation) -> Iterator[Operation]:
+    def change(operation: ops.Operation) -> Iterator[ops.Operation]:
         request = getattr(operation, "request", None)
         if request is not None and request not in requests:
             return
         match operation:
-            case Fork(request=request, source=source) if source not in requests:
-                yield Admit(request=request, tag=request, dead=operation.dead)
-            case Hit(request=request, prefix=prefix) if prefix not in prefixes:
-                yield Admit(request=request, tag=request, dead=operation.dead)
-            case Evict(prefix=prefix) if prefix not in prefixes:
+            case ops.Fork(request=request, source=source) if source not in requests:
+                yield ops.Admit(request=request, tag=request, dead=operation.dead)
+            case ops.Hit(request=request, prefix=prefix) if prefix not in prefixes:
+                yield ops.Admit(request=request, tag=request, dead=operation.dead)
+            case ops.Evict(prefix=prefix) if prefix not in prefixes:
                 pass
             case _:
-                if isinstance(operation, Donate | Evict):
+                if isinstance(operation, ops.Donate | ops.Evict):
                     prefixes.symmetric_difference_update({operation.prefix})
                 yield operation
 
-    alone = with_operations(trace, rewritten(trace.operations, change))
+    alone = with_operations(trace, ops.rewritten(trace.operations, change))
     return rebatched(
         alone, lambda tag, rows: [i for i, row in enumerate(rows) if row is None or row in requests]
     )

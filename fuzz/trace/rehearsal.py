@@ -11,26 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from ringfold.fuzz.trace import operations as ops
 from ringfold.fuzz.trace.history import TraceError, shown
-from ringfold.fuzz.trace.operations import (
-    Admit,
-    Commit,
-    Decode,
-    Donate,
-    Evict,
-    Fork,
-    Free,
-    Hit,
-    Idle,
-    Operation,
-    Place,
-    Prefill,
-    Repeat,
-    Restore,
-    Save,
-    Verify,
-    kind,
-)
 from ringfold.sim.cursors import Cursors, Protocol
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
@@ -67,28 +49,28 @@ class Rehearsal:
         self.seats: dict[int, Seat] = {}
         self.saved: dict[int, Seat] = {}
         self.prefixes: dict[int, None] = {}  # in the order in which they were donated
-        self.verified: dict[int, Verify] = {}  # windows in flight, by tag
+        self.verified: dict[int, ops.Verify] = {}  # windows in flight, by tag
         self.rows = 0
         self.rows_again = 0
 
-    def run(self, operations: tuple[Operation, ...], where: str) -> None:
+    def run(self, operations: tuple[ops.Operation, ...], where: str) -> None:
         """Raise `TraceError` at the first operation that no scheduler could do."""
         for i, operation in enumerate(operations):
             here = f"{where}[{i}]"
-            if isinstance(operation, Repeat):
+            if isinstance(operation, ops.Repeat):
                 self.repeat(operation, here)
                 continue
             try:
                 self.apply(operation)
             except TraceError as error:
-                raise TraceError(f"{here} ({kind(operation)}): {error}") from None
+                raise TraceError(f"{here} ({ops.kind(operation)}): {error}") from None
 
-    def apply(self, operation: Operation) -> None:
+    def apply(self, operation: ops.Operation) -> None:
         """Go on by one operation that is not a repeat."""
-        getattr(self, kind(operation))(operation)
+        getattr(self, ops.kind(operation))(operation)
         self.rows += 1
 
-    def repeat(self, operation: Repeat, where: str) -> None:
+    def repeat(self, operation: ops.Repeat, where: str) -> None:
         """Iterate until the seats are as they were before: from there on nothing new can happen."""
         met: dict[int, int] = {}
         i = 0
@@ -126,16 +108,16 @@ class Rehearsal:
 
     # ------------------------------------------------------------ seats and prefixes
 
-    def admit(self, operation: Admit) -> None:
+    def admit(self, operation: ops.Admit) -> None:
         """On the cursors of a reset."""
         self._seat(operation.request, self._fresh())
 
-    def free(self, operation: Free) -> None:
+    def free(self, operation: ops.Free) -> None:
         """A window in flight is lost with it."""
         self._seated(operation.request)
         del self.seats[operation.request]
 
-    def fork(self, operation: Fork) -> None:
+    def fork(self, operation: ops.Fork) -> None:
         """Of a source without records, since its checkpoint is what is copied."""
         source = self._ready(operation.source)
         if source.cursors.write_pos:
@@ -146,7 +128,7 @@ class Rehearsal:
             )
         self._seat(operation.request, self._fresh())
 
-    def place(self, operation: Place) -> None:
+    def place(self, operation: ops.Place) -> None:
         """States that `sim.cursors.reachable` holds: any base, and records that may wait."""
         base, records = operation.base, operation.records
         L, T = (self.setup.ring, self.setup.window) if self.has_ring else (1, 1)
@@ -170,19 +152,19 @@ class Rehearsal:
         cursors = Cursors(records, base, int(operation.flush))
         self._seat(operation.request, Seat(cursors, self.setup.window))
 
-    def save(self, operation: Save) -> None:
+    def save(self, operation: ops.Save) -> None:
         """Between steps, its slot is another's."""
         self._ready(operation.request)
         self.saved[operation.request] = self.seats.pop(operation.request)
 
-    def restore(self, operation: Restore) -> None:
+    def restore(self, operation: ops.Restore) -> None:
         """With its records, or where they were folded with none."""
         seat = self.saved.pop(operation.request, None)
         if seat is None:
             raise TraceError(f"request {operation.request} is not saved: save it first")
         self._seat(operation.request, seat if self.carries_records else self._fresh())
 
-    def donate(self, operation: Donate) -> None:
+    def donate(self, operation: ops.Donate) -> None:
         """The slot stays taken, by a prefix."""
         self._ready(operation.request)
         if operation.prefix in self.prefixes:
@@ -192,12 +174,12 @@ class Rehearsal:
         del self.seats[operation.request]
         self.prefixes[operation.prefix] = None
 
-    def hit(self, operation: Hit) -> None:
+    def hit(self, operation: ops.Hit) -> None:
         """As an admission."""
         self._kept(operation.prefix)
         self._seat(operation.request, self._fresh())
 
-    def evict(self, operation: Evict) -> None:
+    def evict(self, operation: ops.Evict) -> None:
         """Who was seated on a copy stays."""
         self._kept(operation.prefix)
         del self.prefixes[operation.prefix]
@@ -241,23 +223,23 @@ class Rehearsal:
 
     # ------------------------------------------------------------ windows
 
-    def idle(self, operation: Idle) -> None:
+    def idle(self, operation: ops.Idle) -> None:
         """Padding is never in the way."""
 
-    def decode(self, operation: Decode) -> None:
+    def decode(self, operation: ops.Decode) -> None:
         """A window of one, committed at once."""
         self._batch(operation.rows)
         for request in operation.rows:
             if request is not None:
                 self._advance(self._ready(request), 1, self.setup.window)
 
-    def prefill(self, operation: Prefill) -> None:
+    def prefill(self, operation: ops.Prefill) -> None:
         """No rule counts on what it folds, since not every target owns it."""
         self._batch(operation.rows, operation.lengths)
         for request in operation.rows:
             self._ready(request)
 
-    def verify(self, operation: Verify) -> None:
+    def verify(self, operation: ops.Verify) -> None:
         """Of windows no longer than was announced, or than the ring has room for."""
         self._batch(operation.rows, operation.lengths)
         window = self.setup.window
@@ -282,7 +264,7 @@ class Rehearsal:
             seat.pending, seat.length = operation.tag, length
         self.verified[operation.tag] = operation
 
-    def commit(self, operation: Commit) -> None:
+    def commit(self, operation: ops.Commit) -> None:
         """Of a window in flight, as many of its tokens as it has."""
         verify = self.verified.pop(operation.tag, None)
         if verify is None:
