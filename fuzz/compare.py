@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -259,6 +260,7 @@ def compare(
     other: Target,
     traces: Iterator[Trace],
     *,
+    names: tuple[str, str] | None = None,
     bits: bool = False,
     seed: int = 0,
     device: Device = "cpu",
@@ -275,6 +277,7 @@ def compare(
         one: a target, not opened.
         other: another one.
         traces: histories; see `histories`.
+        names: by which the command line resolves them; their own, unless given.
         bits: whether a bit is enough.
         seed: for the report.
         device: of both.
@@ -286,7 +289,8 @@ def compare(
         stopped: whether somebody wants an end; what was compared by then is told.
     """
     start = time.perf_counter()
-    report = Report((one.name, other.name), device, seed, bits)
+    names = names or (one.name, other.name)
+    report = Report(names, device, seed, bits)
     compared, identical, left_out = Counter[str](), Counter[str](), Counter[str]()
     seen = [Counter[str](), Counter[str]()]
 
@@ -304,7 +308,8 @@ def compare(
         try:
             setups = [_setup_on(target, trace.setup) for target in (one, other)]
             validate(msgspec.structs.replace(trace, setup=setups[1]))
-            walks = _both(trace, (one, other), folder, out_of_time)
+            both = _both(trace, (one, other), folder, out_of_time)
+            walks = [walk._replace(target=n) for n, walk in zip(names, both, strict=True)]
         except (SetupError, TraceError, RefusedError) as error:
             left_out[str(error).partition(":")[0]] += 1
             continue
@@ -325,7 +330,8 @@ def compare(
     report.left_out, report.seconds = dict(left_out), round(seconds(), 3)
     report.folds = (seen[0]["fold"], seen[1]["fold"])
     if report.histories:
-        report.identities = {target.name: dict(target.identity()) for target in (one, other)}
+        pairs = zip(names, (one, other), strict=True)
+        report.identities = {name: dict(target.identity()) for name, target in pairs}
     report.inconclusive = ["stopped by hand"] if stopped() else []
     report.inconclusive += _open_questions(report, may_fold)
     return report
@@ -422,13 +428,13 @@ def _keep(
     if run_dir is None or found is None:
         return
     again = functools.partial(_again, report, device)
-    for walk, target in zip(walks, targets, strict=True):
+    for name, walk, target in zip(report.targets, walks, targets, strict=True):
         if mismatches := walk.failed(found.operation):
-            named = msgspec.structs.replace(trace, target=target.name)
+            named = msgspec.structs.replace(trace, target=name)
             failure = failures.as_failure(named, mismatches, dict(target.identity()))
             path = failures.write(failure, mismatches, run_dir, device)
             report.trace = str(path)
-            report.reproduce = [again(path), failures.reproduce(path, target.name, device)]
+            report.reproduce = [again(path), failures.reproduce(path, name, device)]
             return
     whole = tuple(operation for operation, _ in unroll(trace.operations))
     cut = msgspec.structs.replace(trace, operations=whole[: found.operation + 1])
@@ -439,6 +445,7 @@ def _keep(
 
 
 def _again(report: Report, device: Device, path: Path) -> str:
-    bits = " --bits" if report.bits else ""
-    on = f" --device {device}" if device != "cpu" else ""
-    return f"reproduce: ringfold compare {' '.join(report.targets)} --trace {path}{bits}{on}"
+    bits = ["--bits"] if report.bits else []
+    on = ["--device", device] if device != "cpu" else []
+    line = ["ringfold", "compare", *report.targets, "--trace", str(path), *bits, *on]
+    return f"reproduce: {shlex.join(line)}"

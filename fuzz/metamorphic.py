@@ -210,7 +210,7 @@ def vary(
     """
     start = time.perf_counter()
     claimed = getattr(target, "repeats_bits", frozenset()) if bits is None else bits
-    report = Variations(target=target.name, device=device, seed=seed)
+    report = Variations(target=plans[0].target if plans else target.name, device=device, seed=seed)
     for number, trace in _histories(plans, seed, device):
         if report.windows >= windows_max:
             break

@@ -95,6 +95,7 @@ def compare(
                 first,
                 second,
                 traces,
+                names=(one, other),
                 bits=bits,
                 seed=seed,
                 device=on,

@@ -185,6 +185,17 @@ class TestCompare:
         assert not record(kept, resolve("sim")).verdict.mismatches
         assert report.reproduce[0].endswith(f"compare sim {WRONG} --trace {report.trace}")
 
+    def test_what_is_told_has_the_names_of_the_command_line(self, tmp_path: Path) -> None:
+        """A class of somebody's own is not resolved by what it calls itself."""
+        names = ("mine:Right", "mine:Wrong")
+        report = self.compared("sim", WRONG, 3000, run_dir=tmp_path, names=names)
+
+        assert load(Path(report.trace)).target == "mine:Wrong"
+        assert "mine:Wrong is wrong" in report.divergence.sentence()
+        assert report.reproduce[0].endswith(f"compare mine:Right mine:Wrong --trace {report.trace}")
+        assert report.reproduce[1].endswith(f"{report.trace} --target mine:Wrong")
+        assert list(report.identities) == list(names)
+
     def test_a_difference_that_nobody_is_blamed_for_is_kept_too(self, tmp_path: Path) -> None:
         """A replay of it agrees, a comparison to the bit does not."""
         report = self.compared("sim@open-loop", "sim", bits=True, run_dir=tmp_path)
