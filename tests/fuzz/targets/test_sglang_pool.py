@@ -251,9 +251,9 @@ def test_a_prefix_is_what_was_tracked(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
 @pytest.mark.parametrize("driven", ["", "+tracks"])
 def test_turns_of_sessions(version: str, driven: str) -> None:
-    """Two turns each, one of them tracked; one request leaves a prefix, another's session closes.
+    """After one turn a request leaves a prefix, if it can; after two another's session is closed.
 
-    What the second one's seats are given back to is admitted anew: nothing was lost of them.
+    Then as many are admitted as there is room for: nothing was lost of their seats.
     """
     target = pool_of(version, driven)
     track = {"track": 2} if driven else {}
