@@ -1,6 +1,7 @@
 """The command line.
 
-Exit codes: 0 agree, 1 mismatch, 2 usage or bad input, 3 inconclusive, 70 internal error.
+Exit codes: 0 agree, 1 mismatch, 2 usage or bad input, 3 inconclusive, 70 internal error; 130 after
+Ctrl-C where there was nothing to tell yet, 141 where nobody reads the output any more.
 Results go to standard output, progress and complaints to standard error; `--json` prints exactly
 one object on standard output.
 """
