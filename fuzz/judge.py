@@ -172,7 +172,8 @@ class Judge:
         rows = max(1, BLOCK_ELEMENTS // self.truth.elements)
         lagging = self.ledger.lagging(requests)
         if len(requests) > rows:  # a block walks through as many records as its longest row has
-            order = np.argsort(lagging.write_pos, kind="stable")
+            apart = self.truth.apart[self.truth.at(requests)]
+            order = np.lexsort((lagging.write_pos, apart))
             requests = [requests[i] for i in order]
             lagging = Cursors(*(values[order] for values in lagging))
         memory = self._memory(requests)
@@ -183,15 +184,16 @@ class Judge:
             behind = Cursors(*(values[some] for values in lagging))
             got = self.dialect.represented(part, behind, self.setup)
             expected, error = self.truth.expected(block)
-            for check, which in zip(judged, (LOCAL, GLOBAL), strict=True):
-                one = checks.state(
-                    check, got, expected[which], error[which], self.setup.dtypes.state
-                )
-                judged[check].append(one.after(start))
+            each = [
+                checks.state("state-global", got, *which, self.setup.dtypes.state).after(start)
+                for which in zip(expected, error, strict=True)
+            ]
+            judged["state-global"].append(each[GLOBAL])
+            judged["state-local"].append(each[-1])
             if restart:
                 self.truth.restart(block, got)
-        for check, each in judged.items():
-            self._judged(check, checks.worst(each), requests, STATE_AXES)
+        for check, parts in judged.items():
+            self._judged(check, checks.worst(parts), requests, STATE_AXES)
 
     def cursors(self) -> None:
         """Check 3: the integers of every seated request are exactly those of the protocol."""

@@ -207,6 +207,9 @@ class Truth:
         self.marks = [np.zeros_like(array) for array in marked] if marks_checkpoints else []
         """All but the gates as they were when the checkpoint was last written, if asked for."""
         self.arrays = (*marked, self.gates, *self.marks)
+        self.apart = np.zeros(setup.slots, bool)
+        """Whether the two states of a place may differ. Until a checkpoint is first written after
+        an admission they are one, and the global one alone is carried."""
         self.losses: Losses | None = None
         """Set for a target whose state is made of its own deltas."""
 
@@ -223,6 +226,7 @@ class Truth:
         """The same for many, [layer, row, ...]."""
         self.places.update((request, self.vacant.pop()) for request in requests)
         at = self.at(requests)
+        self.apart[at] = False
         self.state[:, :, at] = states
         mass = sizes(states)
         self.error[:, :, at], self.mass[:, :, at] = 0.0, mass
@@ -239,6 +243,7 @@ class Truth:
     def take(self, request: Request) -> Kept:
         """A copy of where `request` is."""
         place = self.places[request]
+        self.part(self.at([request]))
         return [array[:, :, place].copy() for array in self.arrays]
 
     def take_checkpoint(self, request: Request) -> Kept:
@@ -250,8 +255,16 @@ class Truth:
     def seat(self, request: Request, kept: Kept) -> None:
         """A request that goes on from what was taken, from itself or from another one."""
         place = self.places[request] = self.vacant.pop()
+        self.apart[place] = True
         for array, values in zip(self.arrays, kept, strict=True):
             array[:, :, place] = values
+
+    def part(self, at: Ints) -> None:
+        """From here on both states are carried for those who are `at` these places."""
+        one = at[~self.apart[at]]
+        for array in (self.state, self.error, self.mass):
+            array[LOCAL][:, one] = array[GLOBAL][:, one]
+        self.apart[at] = True
 
     def mark(self, at: Ints | int) -> None:
         """Remember the checkpoints that were just written at these places."""
@@ -324,22 +337,25 @@ class Truth:
 
     def commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
         """Advance both states by the first `accepted` [row] tokens of each row."""
-        order = np.argsort(accepted, kind="stable")  # a block walks as far as its longest row
-        rows = max(1, BLOCK_ELEMENTS // (2 * self.elements))
-        for start in range(0, len(order), rows):
-            some = order[start : start + rows]
-            if tokens := int(accepted[some].max()):
-                self._commit(window.part(some, tokens), accepted[some])
+        apart = self.apart[self.at(window.requests)]
+        for states in (1, 2):
+            rows = np.flatnonzero(apart == (states == 2))
+            rows = rows[np.argsort(accepted[rows], kind="stable")]
+            for some in blocks(rows, states * self.elements):
+                if tokens := int(accepted[some].max()):  # as far as the block's longest row
+                    self._commit(window.part(some, tokens), accepted[some], states)
 
-    def _commit(self, window: Window, accepted: NDArray[np.int64]) -> None:
+    def _commit(self, window: Window, accepted: NDArray[np.int64], states: int) -> None:
+        """Advance the first so many states: the global one, or both."""
         at = self.at(window.requests)
-        units = Units(self.error[:, :, at], self.mass[:, :, at])
-        trail = self._scan(self.state[:, :, at], units, window, accepted)
-        self.state[:, :, at] = trail.state
-        self.mass[:, :, at] = trail.units.mass
+        state, error, mass = (x[:states] for x in (self.state, self.error, self.mass))
+        units = Units(error[:, :, at], mass[:, :, at])
+        trail = self._scan(state[:, :, at], units, window, accepted)
+        state[:, :, at] = trail.state
+        mass[:, :, at] = trail.units.mass
         running = self.running_gates(at, trail.tokens)
         summed = self.summed(at, trail.tokens, trail.tokens.written[GLOBAL])
-        self.error[:, :, at] = self._lost(trail, running, summed)
+        error[:, :, at] = self._lost(trail, running, summed)
         self.gates[:, :, at] = running[..., -1, :]
         self.undecayed[:, :, at] = summed.held[..., -1, :, :], summed.lost[..., -1, :, :]
         if (past := self.past_ahead(window, accepted)) is not None:
@@ -355,6 +371,7 @@ class Truth:
     def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
         """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""
         at = self.at(window.requests)
+        self.part(at)
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         trail = self._scan(self.state[:, :, at], units, window, counts)
         running = self.running_gates(at, trail.tokens)
@@ -373,6 +390,7 @@ class Truth:
     def stored(self, requests: list[Request]) -> None:
         """The checkpoints of `requests` were written: their states were rounded once more."""
         at = self.at(requests)
+        self.part(at)
         state = self.state[:, :, at]
         units = Units(self.error[:, :, at], self.mass[:, :, at])
         decays = lost_by_decays(self.gates[:, :, at])
@@ -389,18 +407,32 @@ class Truth:
     def restart(self, requests: list[Request], own: Array) -> None:
         """From here on the local state of `requests` is `own`, [layer, row, HV, V, K]."""
         at = self.at(requests)
+        self.part(at)
         self.state[LOCAL][:, at] = own
         self.error[LOCAL][:, at] = 0.0
         self.mark(at)
 
     def expected(self, requests: list[Request]) -> tuple[Array, Array]:
-        """States [2, layer, row, HV, V, K] and error units [2, layer, row, HV, V]."""
+        """States [2, layer, row, HV, V, K] and error units [2, layer, row, HV, V].
+
+        The first axis has one entry, for both, where none of them has two states.
+        """
         at = self.at(requests)
+        if not self.apart[at].any():
+            return self.state[:1, :, at], self.error[:1, :, at]
+        self.part(at)
         return self.state[:, :, at], self.error[:, :, at]
 
     def at(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Places of `requests`."""
         return np.fromiter(map(self.places.__getitem__, requests), np.int64, len(requests))
+
+
+def blocks(rows: Ints, elements: int) -> Iterator[Ints]:
+    """A few of these rows at a time, as many as `elements` state elements a row allow."""
+    count = max(1, BLOCK_ELEMENTS // elements)
+    for start in range(0, len(rows), count):
+        yield rows[start : start + count]
 
 
 def lost_by_decays(running: Array) -> Array:
