@@ -131,6 +131,14 @@ class Walker:
         finally:
             self._rest()
 
+    def shrunk(self, failure: Trace, run_dir: Path) -> Written | None:
+        """The smallest history that fails for the same cause; none where it fails no more."""
+        try:
+            shrunk = shrinking.shrink(failure, target_of(self.plan.target, self.plan.device))
+        except shrinking.NoFailureError:
+            return None
+        return shrinking.write(failure, shrunk, Path(), run_dir, self.plan.device)
+
     def _halves(self, together: Sequence[Tour], walked: Walked) -> bool:
         """Add to `walked`; returns whether these tours fail."""
         plan = self.plan
@@ -189,25 +197,9 @@ def _start_worker(watch: Watch, clock: Clock, plan: Plan) -> None:
     _walker = Walker(plan, watch, clock.out_of_time, clock.count)
 
 
-def _warm_up(together: Sequence[Tour]) -> None:
-    _walker.warm_up(together)
-
-
-def _walk_lot(together: Sequence[Tour]) -> Walked:
-    return _walker.lot(together)
-
-
-def _walk_cursors() -> CursorsWalked:
-    return _walker.cursors()
-
-
-def _shrunk(failure: Trace, run_dir: Path) -> Written | None:
-    target = target_of(_walker.plan.target, _walker.plan.device)
-    try:
-        shrunk = shrinking.shrink(failure, target)
-    except shrinking.NoFailureError:
-        return None
-    return shrinking.write(failure, shrunk, Path(), run_dir, _walker.plan.device)
+def _work(what: str, *arguments: Any) -> Any:
+    """One of the methods of this process's walker."""
+    return getattr(_walker, what)(*arguments)
 
 
 # ------------------------------------------------------------------ in the parent
@@ -291,10 +283,10 @@ class _Exploration(Crew):
     def _walk(self) -> None:
         started = time.monotonic()
         some = [tour[:1] for tour in self.lots[0][:WARMING_UP]]
-        self._submit(*[(_warm_up, some)] * self.report.workers)
+        self._submit(*[("warm_up", some)] * self.report.workers)
         self._land()
         self.report.compile_seconds = round(time.monotonic() - started, 3)
-        self._submit((_walk_cursors,), *((_walk_lot, together) for together in self.lots))
+        self._submit(("cursors",), *(("lot", together) for together in self.lots))
         self._land()
 
     def _shrink(self) -> None:
@@ -302,7 +294,7 @@ class _Exploration(Crew):
         first: dict[tuple[str, str], Trace] = {}
         for trace, cause in sorted(self.failing, key=lambda each: len(each[0].operations)):
             first.setdefault((cause.check, cause.symptom), trace)
-        self._submit(*((_shrunk, trace, self.run_dir) for trace in first.values()))
+        self._submit(*(("shrunk", trace, self.run_dir) for trace in first.values()))
         self._land()
         if first and not self.report.counterexamples:
             self.report.inconclusive.append(
@@ -310,7 +302,7 @@ class _Exploration(Crew):
             )
 
     def _submit(self, *work: tuple[Any, ...]) -> None:
-        self.pending |= {self.workers.submit(*each) for each in work}
+        self.pending |= {self.workers.submit(_work, *each) for each in work}
 
     def _land(self) -> None:
         """Wait for all that was submitted, and tell what comes of it as it comes."""

@@ -390,7 +390,7 @@ class TestRepeatedForks:
         with pytest.raises(TraceError, match="do not come back to the cursors that they had"):
             validate(self.trace(accepted, Fork(request=50, source=0)))
 
-        assert time.process_time() - started < 5  # seen 0.85
+        assert time.process_time() - started < 10  # seen 1.0
 
     def test_without_a_fork_they_do_not_matter(self) -> None:
         """The same history without its fork is legal, and found so at once."""
