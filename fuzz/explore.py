@@ -8,10 +8,12 @@ Every input of the cursors is tried besides (`cursor_inputs.py`).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Final
 
@@ -354,7 +356,9 @@ class _Exploration(Crew):
         """Keep what the workers have found by now."""
         self.clock.stop()
         self.report.inconclusive.append("stopped by hand")
-        self._land()
+        # Whoever ends a whole group of processes ends the workers too.
+        with contextlib.suppress(BrokenProcessPool):
+            self._land()
 
     def hangs(self, hang: Hang) -> None:
         """Keep the history that does not end as a finding."""

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -494,6 +495,30 @@ def test_shrinking_keeps_the_best_so_far(
     assert told.code == 1
     assert count < 50  # left alone it takes some 300
     assert (traces / told.object["trace"]).is_file()
+
+
+@pytest.mark.parametrize("command", ["fuzz sim", "explore sim --ring 32 --window 8"])
+def test_ending_a_whole_group_of_processes_loses_nothing(command: str, tmp_path: Path) -> None:
+    """A queue ends the workers with their parent: it tells what it has, and that it was stopped."""
+    run = started(
+        *command.split(),
+        *("--workers", "1", "--run-dir", "r", "--max-time", "600", "--json"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    report, late = tmp_path / "r" / "report.json", time.monotonic() + 300
+    while not report.is_file() and run.poll() is None and time.monotonic() < late:
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGTERM)
+    out, err = run.communicate(timeout=120)
+
+    assert "Traceback" not in err
+    told = Told(run.returncode, out, err)
+    assert told.code == 3
+    assert told.object["inconclusive"][0] == "stopped by hand"
+    assert json.loads(report.read_text(encoding="utf-8"))["windows"] == told.object["windows"]
 
 
 def test_ctrl_c_while_it_is_imported_is_no_error(
