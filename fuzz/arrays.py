@@ -39,8 +39,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
 def to_numpy_all(each: Sequence[Any]) -> list[NDArray[Any]]:
     """The same of several arrays; a device is waited for once."""
     copies = [_sent(array) if is_torch(array) else np.array(array) for array in each]
-    for array in each:
-        finish(array)
+    finish(each)
     return [_as_numpy(copy) if is_torch(copy) else copy for copy in copies]
 
 
@@ -138,9 +137,14 @@ def anywhere(masks: Sequence[Any]) -> list[bool]:
     return [bool(mask.any()) for mask in masks]
 
 
-def finish(array: Any) -> None:
-    """Wait until the device of `array` has done what it was asked to; raises what went wrong."""
-    if is_torch(array) and array.is_cuda:
+def finish(each: Sequence[Any]) -> None:
+    """Wait until the devices of these arrays have done what they were asked to, once for each.
+
+    Raises what went wrong.
+    """
+    devices = {array.device for array in each if is_torch(array) and array.is_cuda}
+    if devices:
         import torch
 
-        torch.cuda.synchronize(array.device)
+        for device in devices:
+            torch.cuda.synchronize(device)

@@ -58,8 +58,7 @@ class Mirror:
         self.buffers = {name: view.buffer for name, view in views.items()}
         room, self.before = self.before, self.now
         self.now = {name: arrays.copied(view.array, room.get(name)) for name, view in views.items()}
-        for view in views.values():
-            arrays.finish(view.array)
+        arrays.finish([view.array for view in views.values()])
 
     def take(self, name: str, region: Region) -> NDArray[Any]:
         """Elements of a buffer as they are now."""
