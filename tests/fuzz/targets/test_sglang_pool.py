@@ -271,7 +271,7 @@ def test_turns_of_sessions(version: str, driven: str) -> None:
         *([Donate(request=0, prefix=0)] if prefixes else [Free(request=0)]),
         Free(request=1, dead="garbage"),
         *([Hit(request=2, prefix=0)] if prefixes else []),
-        *(Admit(request=number, tag=number) for number in (3, 4)),
+        *(Admit(request=number, tag=number) for number in range(3, 5 if prefixes else 7)),
         *drafted(11, 2, 4, 3),
     ]
     dtypes = Dtypes("float16", "float16", "float32")
