@@ -9,6 +9,7 @@ from ringfold.fuzz import failures
 from ringfold.fuzz.campaign.report import Finding
 from ringfold.fuzz.campaign.worker import Walked
 from ringfold.fuzz.legality import classify, rank
+from ringfold.fuzz.replay import replay_all
 from ringfold.fuzz.shrink import Shrunk, write
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Trace
@@ -72,6 +73,24 @@ class Findings:
         finding.sentence, finding.reproduce = written.sentence, written.reproduce
         finding.digest, finding.steps = written.digest, written.steps
         finding.legality = classify(shrunk.trace)
+
+    def confirm(self, finding: Finding) -> None:
+        """Keep the history that fails by itself: the shrunk one, or else the one that was found.
+
+        A target may remember something from history to history, and so fail in its worker alone.
+        """
+        for path in dict.fromkeys(filter(None, (finding.trace, finding.found))):
+            again = replay_all([Path(path)], finding.target, self.device)
+            if not again:
+                raise KeyboardInterrupt  # pressed meanwhile
+            if not (mismatches := again[0].mismatches):
+                continue
+            if path != finding.trace:
+                finding.trace, finding.digest, finding.steps = path, "", 0
+                finding.sentence = mismatches[0].sentence()
+                finding.reproduce = failures.reproduce(Path(path), finding.target, self.device)
+            return
+        finding.flaky = True
 
     def ranked(self) -> list[Finding]:
         """What a user of a server can meet comes first."""

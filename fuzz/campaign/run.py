@@ -89,7 +89,7 @@ class Campaign(Crew):
     def run(self, on_progress: OnProgress) -> Report:
         """Run to the end of the budget."""
         self.on_progress = on_progress
-        self.work(self._compile, self._walk, self._shrink)
+        self.work(self._compile, self._walk, self._shrink, self._confirm)
         self.report.conclude(self.plans, self.telling)
         self.write(self.report)
         return self.report
@@ -149,6 +149,12 @@ class Campaign(Crew):
             if (shrunk := future.result()) is not None:
                 self.findings.shrunk(key, shrunk)
         self.report.findings = self.findings.ranked()
+
+    def _confirm(self) -> None:
+        """Replay each finding as its line does: in a process that has walked nothing before."""
+        for finding in self.report.findings:
+            if not finding.flaky:
+                self.findings.confirm(finding)
 
     def _idle(self) -> bool:
         """Whether another lot should start; those that wait to be added up are done."""

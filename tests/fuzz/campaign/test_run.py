@@ -75,6 +75,20 @@ class FlakyAndWrong(Flaky):
         self.machine.memory["cache_base"][1] += self.machine.setup.ring
 
 
+class Remembers(Sound):
+    """Wrong in every history but the first of its process."""
+
+    opened = 0
+
+    def open(self, setup, parameters):
+        Remembers.opened += 1
+        super().open(setup, parameters)
+
+    def verify(self, rows, lengths, inputs):
+        outputs = super().verify(rows, lengths, inputs)
+        return outputs if Remembers.opened == 1 else outputs + 1000
+
+
 class Dies(Sound):
     """Kills its process at the first fold."""
 
@@ -360,6 +374,19 @@ def test_a_failure_that_does_not_repeat_is_inconclusive(mine: Path, tmp_path: Pa
     assert [finding["flaky"] for finding in report["findings"]] == [True]
     assert any("did not repeat" in reason for reason in report["inconclusive"])
     assert list(tmp_path.glob("failures/*/trace.json"))
+
+
+def test_a_failure_that_wants_others_before_it_is_inconclusive(mine: Path, tmp_path: Path) -> None:
+    """It repeats in its worker, and not where its line replays it."""
+    code, report, _ = ran(
+        mine,
+        *("fuzz", "mine:Remembers", "--max-windows", "40", "--workers", "1"),
+        *("--run-dir", str(tmp_path)),
+    )
+
+    assert code == 3
+    assert {finding["flaky"] for finding in report["findings"]} == {True}
+    assert any("did not repeat" in reason for reason in report["inconclusive"])
 
 
 def test_a_mismatch_stays_one_whatever_else_is_inconclusive(mine: Path, tmp_path: Path) -> None:
