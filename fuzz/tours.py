@@ -19,11 +19,13 @@ from ringfold.fuzz.target import Device
 from ringfold.fuzz.trace import Commit, Decode, Operation, PayloadSpec, Place, Trace, Verify
 from ringfold.sim.cursors import Cursors, Reachable, Transition, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
-from ringfold.sim.setup import Setup
+from ringfold.sim.setup import Setup, require
 
 TOUR_STEPS_MAX: Final = 32
 LOT_ELEMENTS: Final = {"cpu": 2**21, "cuda": 2**26}
 """State elements times tokens that a worker is given at once: a few seconds' work."""
+TRANSITIONS_MAX: Final = 4_000_000
+"""Enumerating so many takes most of a minute."""
 PROFILE: Final = "slow-decay"
 
 Tour = Sequence[Transition]
@@ -40,8 +42,21 @@ class Plan(NamedTuple):
 
 
 def protocol_steps(setup: Setup) -> Reachable:
-    """States and transitions of the setup's dialect."""
-    return reachable(setup.ring, setup.window, protocol_of(setup))
+    """States and transitions of the setup's dialect.
+
+    Raises `SetupError` where there may be more than `TRANSITIONS_MAX`.
+    """
+    L, T, protocol = setup.ring, setup.window, protocol_of(setup)
+    cursors = L * (L + 1) * 2
+    steps = 1 if protocol.plain else T * (T + 3) // 2
+    require(
+        cursors * steps <= TRANSITIONS_MAX,
+        f"what a window of {T} may be at any cursor of a ring of {L}",
+        cursors * steps,
+        f"at most {TRANSITIONS_MAX} transitions",
+        "explore a shorter ring or window, or walk this one with `ringfold fuzz`",
+    )
+    return reachable(L, T, protocol)
 
 
 def tours(transitions: Sequence[Transition], steps_max: int = TOUR_STEPS_MAX) -> list[Tour]:

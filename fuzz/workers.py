@@ -10,11 +10,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from ringfold.fuzz.watch import HANG_SECONDS, HangingError, Watch
 
 Result = TypeVar("Result")
+
+ONE_THREAD: Final = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+"""Of linear algebra: the workers are the parallelism."""
+KEPT_MEMORY: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+}
+"""For glibc: pages of arrays that come and go are kept, since each new page is a fault."""
 
 
 class _Spawning(multiprocessing.context.SpawnContext):
@@ -46,9 +56,8 @@ class Workers:
 
         `visible`: GPUs, as `CUDA_VISIBLE_DEVICES` names them; workers are dealt out to them.
         """
-        # One thread of linear algebra a worker: the workers are the parallelism.
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(variable, "1")
+        for variable, value in (ONE_THREAD | KEPT_MEMORY).items():
+            os.environ.setdefault(variable, value)
         self.hang_max = hang_max
         self.context = _Spawning()
         self.folder = tempfile.TemporaryDirectory(prefix="ringfold-")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +30,7 @@ def load(path: Path | str) -> Trace:
     try:
         _check_version(msgspec.json.decode(data, type=_Head).version)
         trace = msgspec.json.decode(data, type=Trace)
+        json.loads(data, object_pairs_hook=_each_once)
         validate(trace)
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: {_explained(str(error), data)}") from None
@@ -66,6 +69,13 @@ def _read(path: Path) -> bytes:
     if begins[:1] != b"{":
         raise TraceError(f"{path}: is not a trace: it begins with {begins!r} in place of `{{`")
     return data
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> None:
+    """Of a key that stands twice a decoder takes the last, and a person sees the first."""
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise TraceError(f"the key {shown(key)} stands {times} times in one object: keep one")
 
 
 def _check_version(version: int) -> None:

@@ -37,7 +37,7 @@ from ringfold.fuzz.tours import Plan
 from ringfold.fuzz.trace import Verify, load, validate
 from ringfold.fuzz.watch import Watch
 from ringfold.sim.cursors import reachable
-from ringfold.sim.setup import Geometry, Setup
+from ringfold.sim.setup import Geometry, Setup, SetupError
 
 SMALL = Geometry(1, 1, 2, 2)
 CURSOR_KINDS = ("base and position", "double fold", "off-by-one counts", "wrap arithmetic")
@@ -432,3 +432,9 @@ def test_kinds_are_spelled_as_in_the_catalogue() -> None:
     assert set(CURSOR_KINDS) <= set(KINDS)
     assert len(CURSOR_BUGS) > 20
     assert np.all([resolve(f"sim:{bug}").dialect.has_ring for bug in CURSOR_BUGS])
+
+
+def test_what_would_take_too_long_to_enumerate_is_refused() -> None:
+    """Before anything is enumerated, with the count, the limit and what to do."""
+    with pytest.raises(SetupError, match=r"ring of 1024 is 29388800, .* at most 4000000 .*fuzz"):
+        explore.explore("sim", plan_of("sim", 1024, 4).setup)

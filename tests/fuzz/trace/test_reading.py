@@ -87,6 +87,7 @@ def put(field: str, value: str) -> str:
         pytest.param(put("tag", "[" * 10**6), "nested too deep to read", id="deep in a field"),
         pytest.param(put("tag", "NaN"), "line 1, column .*'NaN.*infinities as strings", id="NaN"),
         pytest.param(put("tag", "Infinity"), "infinities as strings", id="Infinity"),
+        pytest.param(put("tag", '0, "tag": 1'), "'tag' stands 2 times", id="a key twice"),
         pytest.param(put("tag", "-Infinity"), "is not JSON at line 1", id="-Infinity"),
         pytest.param(
             put("request", "1e400"),
