@@ -46,6 +46,8 @@ ON_CUDA: Final = Values(
     layers=(1, 2),
 )
 
+LONG_RING: Final = (32, 4)
+"""Not combined on the CPU, where filling it takes long: a kernel may be right up to 16 records."""
 DECODE_RINGS: Final = ((8, 1), (1, 1), (6, 1), (16, 1))
 """Where nothing is drafted: a step is one token, and a ring may have any length."""
 
@@ -100,8 +102,12 @@ def configurations(
     ]
     if DIALECTS[dialect].narrow_protocol is not None:
         parameters.append([False, True])
+    combined = list(AllPairs(parameters))
+    if device == "cpu" and ring is window is None and DIALECTS[dialect].verifies:
+        heads, dims, _, *others = combined[0]
+        combined.append([heads, dims, LONG_RING, *others])
     setups, reason = [], ""
-    for (H, HV), (K, V), (L, T), name, count, *narrow in AllPairs(parameters):
+    for (H, HV), (K, V), (L, T), name, count, *narrow in combined:
         setup = Setup(
             dialect=dialect,
             geometry=Geometry(H, HV, K, V),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from ringfold.fuzz.configurations import DECODE_RINGS, ON_CPU, ON_CUDA, configurations, rows
@@ -51,6 +52,15 @@ def test_the_plainest_comes_first() -> None:
 
     assert parts(first) == ((1, 2), (32, 32), (8, 2), "float32", 1)
     assert configurations("ring", "cpu") == configurations("ring", "cpu")
+
+
+def test_a_long_ring_is_tried_on_the_cpu() -> None:
+    """Last, in the plainest configuration; not where a ring is asked for."""
+    first, *_, last = configurations("ring", "cpu")
+
+    assert last == msgspec.structs.replace(first, ring=32, window=4)
+    assert {setup.ring for setup in configurations("ring", "cpu", ring=8)} == {8}
+    assert {setup.ring for setup in configurations("decode-ring", "cpu")} == {1, 6, 8, 16}
 
 
 def test_everything_can_be_fixed() -> None:
