@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import Array
-from ringfold.sim.ring import History, Mask, Ring
+from ringfold.sim.ring import Mask, Ring
 
 
 class FlagFromTheLongestWindow(Ring):
@@ -65,20 +65,10 @@ class RingOneRecordShort(Ring):
         return np.asarray(position < self.setup.ring - 1)
 
 
-class HistoryCutAtSixteen(Ring):
-    """Outputs read sixteen records, the block that a kernel loads, however long the ring is."""
-
-    def history(self, slots: Ints, cursors: Cursors) -> History:
-        """The others as if they weighed nothing."""
-        history = super().history(slots, cursors)
-        return history._replace(d=np.where(self.positions()[:, None] < 16, history.d, 0))
-
-
 BUGS: Final = (
     FlagFromTheLongestWindow,
     FlagFromTheAcceptedCount,
     FlagFromTheRowsOwnWindow,
     WindowGoesToTheBaseAfterAFold,
     RingOneRecordShort,
-    HistoryCutAtSixteen,
 )
