@@ -37,11 +37,11 @@ from ringfold.fuzz.commands.simulate import simulate
 from ringfold.fuzz.commands.targets import targets_app
 from ringfold.fuzz.commands.vary import vary
 from ringfold.fuzz.console import err, json_only, print_json
-from ringfold.fuzz.known import KnownFailuresError
+from ringfold.fuzz.findings.known import KnownFailuresError
+from ringfold.fuzz.histories.trace import TraceError
 from ringfold.fuzz.target import RefusedError
 from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
 from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
-from ringfold.fuzz.trace import TraceError
 from ringfold.sim.setup import SetupError
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays
-from ringfold.fuzz.payload import packed, padded
+from ringfold.fuzz.histories.payload import packed, padded
+from ringfold.fuzz.judging import arrays
 from ringfold.fuzz.target import HeadParameters, Inputs, RefusedError, Target, refusal
 from ringfold.oracle.gdn import Tokens
 from ringfold.sim.cursors import Cursors

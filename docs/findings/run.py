@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.provenance import machine
 from ringfold.fuzz.targets.sglang_release import (
     DECODE,

@@ -35,13 +35,13 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 
 from ringfold.fuzz import provenance
-from ringfold.fuzz.campaign import Campaign, Finding, Report, Tally
-from ringfold.fuzz.configurations import configurations
-from ringfold.fuzz.course import Budget
-from ringfold.fuzz.crew import gpus
-from ringfold.fuzz.frame import Dead
-from ringfold.fuzz.hunt import plans
-from ringfold.fuzz.story import Plan
+from ringfold.fuzz.histories.configurations import configurations
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.judging.frame import Dead
+from ringfold.fuzz.running.campaign import Campaign, Finding, Report, Tally
+from ringfold.fuzz.running.course import Budget
+from ringfold.fuzz.running.crew import gpus
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.target import Device, Target, refusal
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import Geometry

@@ -33,14 +33,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ringfold.fuzz import provenance
-from ringfold.fuzz.failures import write_json
-from ringfold.fuzz.generate import history
-from ringfold.fuzz.hunt import plans
-from ringfold.fuzz.mismatch import Mismatch
+from ringfold.fuzz.findings.failures import write_json
+from ringfold.fuzz.histories.generate import history
+from ringfold.fuzz.histories.trace import Trace, load
+from ringfold.fuzz.judging.mismatch import Mismatch
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import Trace, load
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry
 
 ROWS: Final = {

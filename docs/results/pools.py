@@ -26,15 +26,11 @@ from typing import Any, Final
 
 import msgspec
 
-from ringfold.fuzz.failures import write_json
-from ringfold.fuzz.generate import history, told
-from ringfold.fuzz.hunt import plans
-from ringfold.fuzz.legality import classify
-from ringfold.fuzz.mismatch import Mismatch
-from ringfold.fuzz.provenance import stamped
-from ringfold.fuzz.story import Plan
-from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import (
+from ringfold.fuzz.findings.failures import write_json
+from ringfold.fuzz.findings.legality import classify
+from ringfold.fuzz.histories.generate import history, told
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
     Decode,
@@ -48,7 +44,11 @@ from ringfold.fuzz.trace import (
     Verify,
     unroll,
 )
-from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.judging.mismatch import Mismatch
+from ringfold.fuzz.judging.walk import Verdict, walk
+from ringfold.fuzz.provenance import stamped
+from ringfold.fuzz.running.hunt import plans
+from ringfold.fuzz.targets import registry
 
 RESULTS: Final = Path(__file__).parent / "pools-cpu.json"
 VERSIONS: Final = tuple(f"0.5.{patch}" for patch in range(16, 24))

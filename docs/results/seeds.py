@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.provenance import machine
 
 SEEDS: Final = range(1, 21)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays
 from ringfold.fuzz.bench.case import Case, accepted
+from ringfold.fuzz.judging import arrays
 from ringfold.fuzz.target import Device, HeadParameters, Target
 from ringfold.fuzz.targets.pooled import Batch, PooledTarget
 from ringfold.fuzz.targets.registry import UnknownTargetError

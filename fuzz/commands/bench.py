@@ -23,8 +23,8 @@ from ringfold.fuzz.commands.options import (
     writable_file,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.fuzz.crew import cores
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
+from ringfold.fuzz.running.crew import cores
 from ringfold.sim.setup import ACTIVATIONS
 
 BATCHES: Final = (1, 16, 64, 256)

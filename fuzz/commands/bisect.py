@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ringfold.fuzz import bisect as bisecting
-from ringfold.fuzz.bisect import Bisected, RangeError, range_of
 from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, OnDevice, device_of
+from ringfold.fuzz.comparing import bisect as bisecting
+from ringfold.fuzz.comparing.bisect import Bisected, RangeError, range_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.fuzz.trace import load
+from ringfold.fuzz.histories.trace import load
 
 
 def bisect(

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ringfold.fuzz import compare as comparing
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -28,10 +27,11 @@ from ringfold.fuzz.commands.options import (
     until_stopped,
     writable_folder,
 )
-from ringfold.fuzz.compare import Report, histories
+from ringfold.fuzz.comparing import compare as comparing
+from ringfold.fuzz.comparing.compare import Report, histories
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.histories.trace import load
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import load
 
 TIME_MAX_DEFAULT = 60.0
 

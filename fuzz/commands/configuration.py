@@ -14,7 +14,7 @@ from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, MISMATCH, writab
 from ringfold.fuzz.configure.compare import Comparison
 from ringfold.fuzz.configure.compare import compare as compare_release
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.targets.environments import BuildError
 from ringfold.fuzz.targets.registry import MissingTargetError
 from ringfold.sim.configuration.flags import Configuration, Drafts, neighbours

@@ -15,7 +15,7 @@ from ringfold.fuzz.commands import plots
 from ringfold.fuzz.commands.options import OnDevice, device_of, writable_file
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.drifting import TargetWalker, cases_on
-from ringfold.fuzz.failures import write_text
+from ringfold.fuzz.findings.failures import write_text
 from ringfold.fuzz.provenance import stamped
 from ringfold.fuzz.target import Device, RefusedError
 from ringfold.fuzz.targets.registry import MissingTargetError, resolve

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ringfold.fuzz import explain as explaining
 from ringfold.fuzz.console import AsJson, out, print_json, print_table
-from ringfold.fuzz.trace import load
+from ringfold.fuzz.findings import explain as explaining
+from ringfold.fuzz.histories.trace import load
 
 
 def explain(

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ringfold.fuzz import explore as exploring
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -19,7 +18,8 @@ from ringfold.fuzz.commands.options import (
     writable_folder,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
-from ringfold.fuzz.explore import Explored
+from ringfold.fuzz.running import explore as exploring
+from ringfold.fuzz.running.explore import Explored
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import ACTIVATIONS, Dtypes, Setup
 

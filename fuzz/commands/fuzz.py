@@ -9,8 +9,6 @@ from typing import Annotated, Final, get_args
 import typer
 from rich.table import Table
 
-from ringfold.fuzz import shrink as shrinking
-from ringfold.fuzz.campaign import Campaign, Engine, Report
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -30,8 +28,10 @@ from ringfold.fuzz.commands.options import (
     writable_folder,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
-from ringfold.fuzz.course import Budget
-from ringfold.fuzz.hunt import plans_with_twin
+from ringfold.fuzz.findings import shrink as shrinking
+from ringfold.fuzz.running.campaign import Campaign, Engine, Report
+from ringfold.fuzz.running.course import Budget
+from ringfold.fuzz.running.hunt import plans_with_twin
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import LAYERS_MAX
 

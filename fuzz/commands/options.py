@@ -11,7 +11,7 @@ from typing import Annotated, Final, cast, get_args
 
 import typer
 
-from ringfold.fuzz.frame import Dead
+from ringfold.fuzz.judging.frame import Dead
 from ringfold.fuzz.target import Device
 from ringfold.fuzz.targets import registry
 from ringfold.sim.setup import ACTIVATIONS, Geometry

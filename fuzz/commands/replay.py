@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ringfold.fuzz import known as known_failures
 from ringfold.fuzz.commands.options import (
     AGREE,
     INCONCLUSIVE,
@@ -17,9 +16,10 @@ from ringfold.fuzz.commands.options import (
     device_of,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
-from ringfold.fuzz.crew import REPORT
-from ringfold.fuzz.replay import Outcome, Replayed, replay_all
-from ringfold.fuzz.trace import TraceError
+from ringfold.fuzz.findings import known as known_failures
+from ringfold.fuzz.findings.replay import Outcome, Replayed, replay_all
+from ringfold.fuzz.histories.trace import TraceError
+from ringfold.fuzz.running.crew import REPORT
 
 
 def replay(

@@ -8,7 +8,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ringfold.fuzz import shrink as shrinking
 from ringfold.fuzz.commands.options import (
     AGREE,
     MISMATCH,
@@ -18,9 +17,10 @@ from ringfold.fuzz.commands.options import (
     writable_folder,
 )
 from ringfold.fuzz.console import AsJson, out, print_json, progress_display
-from ringfold.fuzz.simpler.order import steps
+from ringfold.fuzz.findings import shrink as shrinking
+from ringfold.fuzz.findings.simpler.order import steps
+from ringfold.fuzz.histories.trace import Trace, load
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.trace import Trace, load
 
 
 def shrink(

@@ -13,9 +13,9 @@ from rich.table import Table
 from ringfold.fuzz.commands.memory import model_of
 from ringfold.fuzz.commands.options import geometry_of, writable_file
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.histories.served import served
+from ringfold.fuzz.histories.trace import Decode, Trace, Verify, save
 from ringfold.fuzz.predicting import Compared, Length, compare
-from ringfold.fuzz.served import served
-from ringfold.fuzz.trace import Decode, Trace, Verify, save
 from ringfold.sim.dialects import DIALECTS, RING_DIALECT, VERIFIERS
 from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool, pool_of

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ringfold.fuzz import metamorphic
 from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of, writable_folder
+from ringfold.fuzz.comparing import metamorphic
+from ringfold.fuzz.comparing.metamorphic import Variations
+from ringfold.fuzz.comparing.variations import CHEAP, VARIATIONS
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
-from ringfold.fuzz.hunt import plans as plans_of
-from ringfold.fuzz.metamorphic import Variations
+from ringfold.fuzz.running.hunt import plans as plans_of
 from ringfold.fuzz.targets import registry
-from ringfold.fuzz.variations import CHEAP, VARIATIONS
 
 
 def vary(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.mutation import argued, worker
 from ringfold.fuzz.mutation.operators import Mutant, functions, mutants, same_program
 from ringfold.fuzz.mutation.worker import Order, Outcome, Probed

@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ringfold.fuzz import tours
-from ringfold.fuzz.cursor_inputs import walk_cursors
-from ringfold.fuzz.directed import GATED
-from ringfold.fuzz.generate import history, told
-from ringfold.fuzz.hunt import plans, plans_with_twin
+from ringfold.fuzz.histories.directed import GATED
+from ringfold.fuzz.histories.generate import history, told
+from ringfold.fuzz.histories.payload import Payload
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.histories.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify
+from ringfold.fuzz.judging.walk import Walk
 from ringfold.fuzz.mutation.layouts import LAYOUTS, Layout
-from ringfold.fuzz.payload import Payload
-from ringfold.fuzz.story import Plan
+from ringfold.fuzz.running import tours
+from ringfold.fuzz.running.cursor_inputs import walk_cursors
+from ringfold.fuzz.running.hunt import plans, plans_with_twin
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing
-from ringfold.fuzz.trace import Admit, Commit, Operation, PayloadSpec, Trace, Verify
-from ringfold.fuzz.walk import Walk
 from ringfold.sim.setup import Geometry, SetupError
 
 STEPS_FIRST: Final = 4

@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import ringfold
+from ringfold.fuzz.comparing.variations import BITWISE
 from ringfold.fuzz.target import IEEE, TF32, Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
 from ringfold.fuzz.targets.loading import Rewrite, rewritten_copies
 from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots
-from ringfold.fuzz.variations import BITWISE
 from ringfold.sim.setup import NULL_SLOT
 
 if TYPE_CHECKING:

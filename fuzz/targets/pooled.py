@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays
+from ringfold.fuzz.judging import arrays
 from ringfold.fuzz.target import (
     IEEE,
     TF32,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ringfold.fuzz.comparing.variations import BITWISE
 from ringfold.fuzz.target import IEEE, TF32, Target
 from ringfold.fuzz.targets.dropin import DropInRing, Wrappers
 from ringfold.fuzz.targets.pooled import Batch, CopiedSnapshots, PooledTarget
 from ringfold.fuzz.targets.sglang_release import RECURRENT, RING, Release
-from ringfold.fuzz.variations import BITWISE
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from ringfold.fuzz.checks import eps
+from ringfold.fuzz.judging.checks import eps
 from ringfold.fuzz.target import (
     IEEE,
     TF32,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays
-from ringfold.fuzz.checks import eps
+from ringfold.fuzz.judging import arrays
+from ringfold.fuzz.judging.checks import eps
 from ringfold.fuzz.target import IEEE, TF32, HeadParameters, Inputs, Precision, Request, Target
 from ringfold.fuzz.targets.pooled import Batch
 from ringfold.fuzz.targets.sglang import ReleasedTarget, SglangRecurrent

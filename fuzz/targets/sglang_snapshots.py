@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz import arrays
+from ringfold.fuzz.judging import arrays
 from ringfold.fuzz.target import Inputs, Request, Target
 from ringfold.fuzz.targets.pooled import Batch
 from ringfold.fuzz.targets.sglang import SglangRecurrent, launch_recurrent

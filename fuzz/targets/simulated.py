@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfold import __version__
-from ringfold.fuzz.checks import eps
-from ringfold.fuzz.payload import packed, tokens_of
+from ringfold.fuzz.comparing.variations import BITWISE
+from ringfold.fuzz.histories.payload import packed, tokens_of
+from ringfold.fuzz.judging.checks import eps
 from ringfold.fuzz.target import (
     IEEE,
     TF32,
@@ -28,7 +29,6 @@ from ringfold.fuzz.target import (
     Target,
     View,
 )
-from ringfold.fuzz.variations import BITWISE
 from ringfold.sim.convolution import Convolution, Front
 from ringfold.sim.decode_ring import DecodeRing
 from ringfold.sim.dialects import CONVOLUTION

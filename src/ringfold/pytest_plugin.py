@@ -22,10 +22,10 @@ import pytest
 from ringfold import __version__
 
 if TYPE_CHECKING:
-    from ringfold.fuzz.hunt import Hunt
-    from ringfold.fuzz.mismatch import Mismatch
+    from ringfold.fuzz.histories.trace import Trace
+    from ringfold.fuzz.judging.mismatch import Mismatch
+    from ringfold.fuzz.running.hunt import Hunt
     from ringfold.fuzz.target import Device, Target
-    from ringfold.fuzz.trace import Trace
 
 Ringfold: TypeAlias = "Callable[[str | type[Target]], None]"
 """What the fixture is: call it with a target's name, or with its class."""
@@ -135,7 +135,7 @@ def ringfold(pytestconfig: pytest.Config, ringfold_seed: int) -> Ringfold:
     """
 
     def test(target: str | type[Target]) -> None:
-        from ringfold.fuzz.hunt import hunt
+        from ringfold.fuzz.running.hunt import hunt
 
         device, seconds = _device(pytestconfig), pytestconfig.option.ringfold_max_time
         built, name = _build(target, device)
@@ -170,7 +170,7 @@ def _account(found: Hunt, target: Target, name: str, config: pytest.Config) -> s
     import msgspec
     from rich.console import Console
 
-    from ringfold.fuzz import explain, failures, shrink
+    from ringfold.fuzz.findings import explain, failures, shrink
 
     assert found.failure is not None
     as_found = msgspec.structs.replace(found.failure, target=name), found.mismatches
@@ -204,8 +204,8 @@ def _account(found: Hunt, target: Target, name: str, config: pytest.Config) -> s
 
 def _alone(trace: Trace, mismatches: list[Mismatch], name: str, device: Device) -> str:
     """What is odd about a replay in a process that has walked nothing before; empty if it fails."""
-    from ringfold.fuzz import failures
-    from ringfold.fuzz.replay import Outcome, replay_all
+    from ringfold.fuzz.findings import failures
+    from ringfold.fuzz.findings.replay import Outcome, replay_all
 
     with tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
         (again,) = replay_all([failures.write(trace, mismatches, Path(folder))], name, device)

@@ -12,12 +12,12 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz.course import Course
-from ringfold.fuzz.generate import windows
-from ringfold.fuzz.hunt import plans
-from ringfold.fuzz.story import Plan
+from ringfold.fuzz.histories.generate import windows
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.histories.trace import Trace
+from ringfold.fuzz.running.course import Course
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Trace
 from ringfold.sim.setup import Geometry
 
 RATE_MIN: Final = 300_000  # row-windows a second; seen 1,120,000 on one core

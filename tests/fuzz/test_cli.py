@@ -23,10 +23,13 @@ import msgspec
 import pytest
 
 from ringfold import __main__ as entry
-from ringfold.fuzz import cli, compare, failures, shrink, workers
+from ringfold.fuzz import cli
+from ringfold.fuzz.comparing import compare
+from ringfold.fuzz.findings import failures, shrink
+from ringfold.fuzz.histories.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running import workers
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify, save
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
 
 BUG = "sim:fold-reads-from-row-zero"

@@ -14,7 +14,7 @@ from typing import Final, get_args
 
 import pytest
 
-from ringfold.fuzz.mismatch import Check
+from ringfold.fuzz.judging.mismatch import Check
 from ringfold.fuzz.planted import KINDS, PLANTED
 from ringfold.fuzz.targets.registry import UnknownTargetError, resolve
 from ringfold.sim.protocols import MACHINES
@@ -76,7 +76,7 @@ def test_every_check_catches_a_bug() -> None:
 
     Three are left to others: the global state, whose error a local check of the same tokens sees
     first; a target that raises, which is a canary of tests/quality; and the convolution, which
-    stands in front of a machine and is no part of it (its faults: tests/fuzz/test_convolving.py).
+    stands in front of a machine and is no part of it (its faults: test_convolving.py).
     """
     rows = ROW.finditer(PAGE.read_text(encoding="utf-8"))
 

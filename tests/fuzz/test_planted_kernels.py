@@ -16,7 +16,7 @@ from typing import Final, get_args
 import pytest
 
 import ringfold.fuzz
-from ringfold.fuzz.mismatch import Check
+from ringfold.fuzz.judging.mismatch import Check
 from ringfold.fuzz.planted_kernels import KERNEL_BUGS, PACKAGE, Planted, PlantingError
 from ringfold.fuzz.targets.registry import UnknownTargetError, resolve
 

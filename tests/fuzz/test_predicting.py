@@ -16,7 +16,7 @@ import pytest
 from ringfold.fuzz.bench.case import Case, Cycle
 from ringfold.fuzz.bench.floor import Traffic
 from ringfold.fuzz.bench.report import Bandwidth, Measured, Peer, Report
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.predicting import Ladder, MeasuredFileError, compare, ladder, predicted
 from ringfold.sim.traffic import RING_ROW_READINGS
 

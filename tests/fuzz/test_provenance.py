@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import ringfold
-from ringfold.fuzz.failures import write_json
+from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.provenance import asked, commit, machine, stamped
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz.hunt import Hunt
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.planted_kernels import KERNEL_BUGS
+from ringfold.fuzz.running.hunt import Hunt
 
 SHARES: Final = 3
 """A run without `--all-planted` hunts one in three, another third each day."""

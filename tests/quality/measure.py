@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from ringfold.fuzz.failures import write_text
-from ringfold.fuzz.hunt import hunt
+from ringfold.fuzz.findings.failures import write_text
 from ringfold.fuzz.planted import PLANTED
+from ringfold.fuzz.running.hunt import hunt
 from ringfold.fuzz.targets.registry import resolve
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "planted.md"

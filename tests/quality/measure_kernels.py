@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from ringfold.fuzz.failures import write_json, write_text
-from ringfold.fuzz.hunt import hunt
+from ringfold.fuzz.findings.failures import write_json, write_text
+from ringfold.fuzz.findings.shrink import shrink
 from ringfold.fuzz.planted_kernels import KERNEL_BUGS
-from ringfold.fuzz.shrink import shrink
+from ringfold.fuzz.running.hunt import hunt
 from ringfold.fuzz.targets.registry import resolve
 
 ROOT: Final = Path(__file__).parents[2]

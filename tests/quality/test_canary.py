@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from ringfold.fuzz.hunt import hunt
+from ringfold.fuzz.running.hunt import hunt
 from ringfold.fuzz.targets.registry import resolve
 
 HERE: Final = Path(__file__).parent

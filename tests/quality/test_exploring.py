@@ -15,14 +15,14 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz import tours
-from ringfold.fuzz.cursor_inputs import walk_cursors
-from ringfold.fuzz.explore import Walker
+from ringfold.fuzz.findings.shrink import Shrunk, shrink
 from ringfold.fuzz.planted import PLANTED
 from ringfold.fuzz.planted_kernels import KERNEL_BUGS
-from ringfold.fuzz.shrink import Shrunk, shrink
+from ringfold.fuzz.running import tours
+from ringfold.fuzz.running.cursor_inputs import walk_cursors
+from ringfold.fuzz.running.explore import Walker
+from ringfold.fuzz.running.tours import Plan
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.tours import Plan
 from ringfold.sim.setup import Geometry, Setup
 
 KINDS: Final = (

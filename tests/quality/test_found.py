@@ -14,10 +14,10 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz.hunt import Hunt, hunt
+from ringfold.fuzz.histories.trace import validate
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running.hunt import Hunt, hunt
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import validate
-from ringfold.fuzz.walk import walk
 
 SECONDS_MAX: Final = 60.0  # seen: 9.3 at most, on two cores busy with ten other processes
 SECONDS_MEDIAN_MAX: Final = 10.0  # seen: 0.12 there, 0.05 on a core of its own

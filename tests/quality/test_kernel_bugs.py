@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from ringfold.fuzz.hunt import hunt
-from ringfold.fuzz.replay import Outcome, replay
-from ringfold.fuzz.shrink import shrink, write
+from ringfold.fuzz.findings.replay import Outcome, replay
+from ringfold.fuzz.findings.shrink import shrink, write
+from ringfold.fuzz.histories.trace import validate
+from ringfold.fuzz.running.hunt import hunt
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import validate
 
 SECONDS_MAX: Final = 300.0  # docs/planted.md has what was seen
 SHRINK_SECONDS_MAX: Final = 600.0  # likewise

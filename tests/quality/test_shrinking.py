@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ringfold.fuzz.hunt import hunt
-from ringfold.fuzz.replay import Outcome, replay
-from ringfold.fuzz.shrink import Shrunk, shrink, write
-from ringfold.fuzz.simpler.numbers import SEEDS
+from ringfold.fuzz.findings.replay import Outcome, replay
+from ringfold.fuzz.findings.shrink import Shrunk, shrink, write
+from ringfold.fuzz.findings.simpler.numbers import SEEDS
+from ringfold.fuzz.running.hunt import hunt
 from ringfold.fuzz.targets.registry import resolve
 
 STEPS_MAX: Final = 3  # seen: 2 for six bugs of 105, else 1 or none

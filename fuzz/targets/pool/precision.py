@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfold.fuzz.checks import eps
+from ringfold.fuzz.judging.checks import eps
 from ringfold.fuzz.target import IEEE, TF32, Device, Precision
 from ringfold.oracle.units import UNIT
 from ringfold.sim.dialects import Dialect

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfold.fuzz.arrays import DTYPES
+from ringfold.fuzz.judging.arrays import DTYPES
 from ringfold.fuzz.target import (
     IEEE,
     Device,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.fuzz.replay import Outcome, replay
+from ringfold.fuzz.findings.replay import Outcome, replay
 
 QUICK = "--requests 64 --running 32 --tokens 200"
 SWEPT = "--window 4 --window 8 --ring 8 --ring 32 --json"

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from ringfold.fuzz.configure.compare import Comparison
-from ringfold.fuzz.legality import TABLE
+from ringfold.fuzz.findings.legality import TABLE
 from ringfold.fuzz.targets import wheels
 from ringfold.sim.configuration.flags import Configuration, neighbours
 from ringfold.sim.configuration.rules import RULES, refusals, rules_of

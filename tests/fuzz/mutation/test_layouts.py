@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ringfold.fuzz.histories.trace import Admit, Commit, PayloadSpec, Trace, Verify
+from ringfold.fuzz.judging.walk import walk
 from ringfold.fuzz.mutation.layouts import FAR_SLOT, FAR_TOKEN, Layout, laid_out
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
 
 SETUP: Final = Setup(dialect="ring", geometry=Geometry(1, 2, 32, 16), ring=8, window=2, slots=4)

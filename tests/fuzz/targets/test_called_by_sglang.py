@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.generate import history
-from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.histories.generate import history
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.ours import TritonRing
 from ringfold.fuzz.targets.pooled import Batch
-from ringfold.fuzz.walk import walk
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

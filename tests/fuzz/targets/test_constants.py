@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from ringfold.fuzz.generate import history
-from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.histories.generate import history
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.targets.constants import ConstantError, constants, rewrite_of
 from ringfold.fuzz.targets.ours import TritonRing
 from ringfold.fuzz.targets.registry import UnknownTargetError, resolve
-from ringfold.fuzz.walk import walk
 
 
 def test_one_line_changes() -> None:

@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ringfold.fuzz.mismatch import Check
+from ringfold.fuzz.histories.trace import Admit, Commit, PayloadSpec, Trace, Verify
+from ringfold.fuzz.judging.mismatch import Check
+from ringfold.fuzz.judging.walk import walk
 from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import Admit, Commit, PayloadSpec, Trace, Verify
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Geometry, Setup
 
 TWO: Final = Trace(

@@ -186,7 +186,7 @@ def test_a_program_sees_nothing_of_ringfold_but_its_own_files(tmp_path: Path) ->
         "from ringfold.fuzz.targets.pool import protocol\n"
         "print(sorted(n for n in sys.modules if n.startswith('ringfold')))\n"
         "try:\n"
-        "    import ringfold.fuzz.walk\n"
+        "    import ringfold.fuzz.judging.walk\n"
         "except ImportError:\n"
         "    print('alone')\n"
     )

@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfold.fuzz.payload import Payload
-from ringfold.fuzz.target import RefusedError
-from ringfold.fuzz.targets.pooled import Batch, PooledTarget
-from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import (
+from ringfold.fuzz.histories.payload import Payload
+from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
     Decode,
@@ -30,7 +27,10 @@ from ringfold.fuzz.trace import (
     Verify,
     validate,
 )
-from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.judging.walk import Verdict, walk
+from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.targets.pooled import Batch, PooledTarget
+from ringfold.fuzz.targets.registry import resolve
 from ringfold.sim.dialects import RING_DIALECT, SNAPSHOTS_DIALECT
 from ringfold.sim.setup import NULL_SLOT, Dtypes, Geometry, Setup
 

@@ -15,10 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ringfold.fuzz.target import Device, RefusedError
-from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.registry import resolve
-from ringfold.fuzz.trace import (
+from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
     Decode,
@@ -31,7 +28,10 @@ from ringfold.fuzz.trace import (
     Verify,
     validate,
 )
-from ringfold.fuzz.walk import Verdict, walk
+from ringfold.fuzz.judging.walk import Verdict, walk
+from ringfold.fuzz.target import Device, RefusedError
+from ringfold.fuzz.targets import wheels
+from ringfold.fuzz.targets.registry import resolve
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 pytest.importorskip("triton")

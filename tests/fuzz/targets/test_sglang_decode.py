@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.campaign import Campaign
-from ringfold.fuzz.compare import compare, divergence, record
-from ringfold.fuzz.course import Budget
-from ringfold.fuzz.hunt import plans
+from ringfold.fuzz.comparing.compare import compare, divergence, record
+from ringfold.fuzz.histories.trace import Admit, Decode, Free, PayloadSpec, Place, Trace, load
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.running.campaign import Campaign
+from ringfold.fuzz.running.course import Budget
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.target import Inputs
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.sglang_decode import SglangDecodeRing
 from ringfold.fuzz.targets.sglang_release import BUFFERED_DECODE, Release
-from ringfold.fuzz.trace import Admit, Decode, Free, PayloadSpec, Place, Trace, load
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 from ringfold.sim.situations import reachable_situations
 

@@ -18,13 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfold.fuzz import walk as walking
-from ringfold.fuzz.hunt import plans
-from ringfold.fuzz.payload import Payload
-from ringfold.fuzz.target import RefusedError
-from ringfold.fuzz.targets import environments, registry, wheels
-from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
-from ringfold.fuzz.trace import (
+from ringfold.fuzz.histories.payload import Payload
+from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
     Decode,
@@ -43,6 +38,11 @@ from ringfold.fuzz.trace import (
     Verify,
     validate,
 )
+from ringfold.fuzz.judging import walk as walking
+from ringfold.fuzz.running.hunt import plans
+from ringfold.fuzz.target import RefusedError
+from ringfold.fuzz.targets import environments, registry, wheels
+from ringfold.fuzz.targets.registry import MissingTargetError, UnknownTargetError
 from ringfold.sim.setup import Dtypes, Geometry, Setup
 
 RELEASES = ("0.5.16", "0.5.18", "0.5.20", "0.5.23")

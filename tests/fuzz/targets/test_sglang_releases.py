@@ -18,9 +18,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ringfold.fuzz.configurations import configurations, rows
-from ringfold.fuzz.generate import history
-from ringfold.fuzz.story import Plan
+from ringfold.fuzz.histories.configurations import configurations, rows
+from ringfold.fuzz.histories.generate import history
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.histories.trace import Admit, Commit, Verify, load
+from ringfold.fuzz.judging.walk import walk
 from ringfold.fuzz.target import HeadParameters, RefusedError, Request, Target, refusal
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import UnknownTargetError, listed, resolve
@@ -32,8 +34,6 @@ from ringfold.fuzz.targets.sglang_release import (
     steps,
 )
 from ringfold.fuzz.targets.wheels import WheelError
-from ringfold.fuzz.trace import Admit, Commit, Verify, load
-from ringfold.fuzz.walk import walk
 from ringfold.sim.setup import SetupError
 
 FLA = "sglang/kernels/ops/attention/fla/"

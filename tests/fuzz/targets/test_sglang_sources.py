@@ -18,9 +18,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringfold.fuzz.configurations import configurations
-from ringfold.fuzz.generate import history
-from ringfold.fuzz.story import Plan
+from ringfold.fuzz.histories.configurations import configurations
+from ringfold.fuzz.histories.generate import history
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.judging.walk import walk
 from ringfold.fuzz.targets import wheels
 from ringfold.fuzz.targets.registry import (
     MissingTargetError,
@@ -31,7 +32,6 @@ from ringfold.fuzz.targets.registry import (
 from ringfold.fuzz.targets.sglang_release import DIALECTS_BY_SIGN, Release, UnknownReleaseError
 from ringfold.fuzz.targets.sglang_sources import CheckoutError, files_of, provenance
 from ringfold.fuzz.targets.wheels import WheelError
-from ringfold.fuzz.walk import walk
 
 FLA = "sglang/kernels/ops/attention/fla/"
 FAMILIES = ("sglang", "sglang-snapshots", "sglang-decode", "sglang-packed")

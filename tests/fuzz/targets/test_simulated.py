@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from ringfold.fuzz.payload import Payload
+from ringfold.fuzz.histories.payload import Payload
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.sim.dialects import DIALECTS

@@ -1,0 +1,1 @@
+"""What becomes of a failure: kept, shrunk, explained, classed and replayed."""

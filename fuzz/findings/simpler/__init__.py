@@ -1,0 +1,44 @@
+"""Simpler neighbours of a trace: what a person would try to leave out, one idea a function.
+
+Each function takes a trace and yields traces that may be simpler (`order.py` says what that is);
+none of them asks whether the failure is still there, and some of what they yield no scheduler could
+do (`trace.validate` refuses it). `shrink` does the asking. The order within a function is from much
+to little.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ringfold.fuzz.findings.simpler.every_short import every_short
+from ringfold.fuzz.findings.simpler.numbers import (
+    living,
+    other_names,
+    other_numbers,
+    other_shapes,
+    plainer_payload,
+    plainer_setup,
+    smaller_geometry,
+)
+from ringfold.fuzz.findings.simpler.requests import fewer_rows, joined, unshared
+from ringfold.fuzz.findings.simpler.seats import placed, simpler_places
+from ringfold.fuzz.findings.simpler.steps import fewer, plain_steps, reordered, unrepeated
+from ringfold.fuzz.findings.simpler.windows import (
+    plainer_commits,
+    shorter_chunks,
+    shorter_windows,
+    smaller_rings,
+)
+from ringfold.fuzz.histories.trace import Trace
+
+Pass = Callable[[Trace], Iterator[Trace]]
+
+QUICK: Final[tuple[Pass, ...]] = (
+    placed, fewer, fewer_rows, unrepeated,
+    plainer_setup, smaller_geometry, smaller_rings, simpler_places, shorter_windows,
+    plainer_commits, shorter_chunks, living, plainer_payload, plain_steps,
+    joined, unshared, reordered, other_names,
+)  # fmt: skip
+"""In the order in which they pay: what makes the next ones cheap comes first."""
+
+THOROUGH: Final[tuple[Pass, ...]] = (other_numbers, every_short, other_shapes)
+"""Many candidates: for when nothing else helps."""

@@ -1,0 +1,94 @@
+"""Fewer and plainer steps: operations left out, written otherwise, or in another order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from ringfold.fuzz.findings.simpler.edits import chunks, each, exchanged, tags, with_operations
+from ringfold.fuzz.findings.simpler.requests import batches, chosen, rebatched
+from ringfold.fuzz.histories.trace import (
+    Admit,
+    Commit,
+    Decode,
+    Idle,
+    Operation,
+    Repeat,
+    Tagged,
+    Trace,
+    Verify,
+)
+
+UNROLLED_MAX: Final = 200
+
+
+def fewer(trace: Trace) -> Iterator[Trace]:
+    """Without some operations; a verify goes with its commit."""
+    units: dict[object, list[int]] = {}
+    for i, operation in enumerate(trace.operations):
+        window = ("window", operation.tag) if isinstance(operation, Verify | Commit) else i
+        units.setdefault(window, []).append(i)
+    for chunk in chunks(list(units.values())):
+        gone = set(itertools.chain(*chunk))
+        yield with_operations(trace, [o for i, o in enumerate(trace.operations) if i not in gone])
+
+
+def plain_steps(trace: Trace) -> Iterator[Trace]:
+    """An idle batch of one row; a decode step written as a window of one with one accepted."""
+    for i, idle in each(trace, Idle):
+        yield exchanged(trace, i, replace(idle, rows=1))
+    yield with_operations(trace, itertools.chain(*map(_window, trace.operations)))
+
+
+def _window(operation: Operation) -> tuple[Operation, ...]:
+    if not isinstance(operation, Decode):
+        return (operation,)
+    tag, rows = operation.tag, operation.rows
+    accepted = tuple(None if row is None else 1 for row in rows)
+    return (
+        Verify(tag=tag, rows=rows, lengths=(1,) * len(rows), profile=operation.profile),
+        Commit(tag=tag, accepted=accepted, dead=operation.dead),
+    )
+
+
+def unrepeated(trace: Trace) -> Iterator[Trace]:
+    """Repeats with fewer turns, then written out."""
+    for i, repeat in each(trace, Repeat):
+        for times in _fewer_times(repeat.times):
+            yield exchanged(trace, i, replace(repeat, times=times))
+        if repeat.times * len(repeat.operations) <= UNROLLED_MAX:
+            turns = itertools.chain.from_iterable([repeat.operations] * repeat.times)
+            yield exchanged(trace, i, *_fresh_tags(turns, trace))
+
+
+def _fewer_times(times: int) -> Iterator[int]:
+    yield 1
+    yield from (times * eighths // 8 for eighths in (1, 2, 4, 6, 7) if times * eighths >= 16)
+    if times > 2:
+        yield times - 1
+
+
+def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Operation]:
+    """Operations of several turns, so that no two windows share a tag."""
+    unused = itertools.count(1 + max(tags(trace), default=0))
+    fresh: dict[int, int] = {}
+    for operation in operations:
+        if isinstance(operation, Tagged | Admit):
+            fresh[operation.tag] = next(unused)
+        renewed = {"tag": fresh[operation.tag]} if hasattr(operation, "tag") else {}
+        yield replace(operation, **renewed)
+
+
+def reordered(trace: Trace) -> Iterator[Trace]:
+    """Neighbouring operations and neighbouring rows the other way round."""
+    operations = trace.operations
+    for i in range(len(operations) - 1):
+        pair = operations[i : i + 2]
+        yield with_operations(trace, (*operations[:i], *pair[::-1], *operations[i + 2 :]))
+    for tag, rows in batches(trace):
+        for row in range(len(rows) - 1):
+            order = [*range(row), row + 1, row, *range(row + 2, len(rows))]
+            yield rebatched(trace, chosen(tag, order))

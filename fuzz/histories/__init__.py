@@ -1,0 +1,1 @@
+"""What is walked: histories as traces, who tells them, and the numbers of their tokens."""

@@ -1,0 +1,223 @@
+"""The directed history: every situation of a setup on purpose, by the shortest way there.
+
+Situations of a row come first, each by its shortest path from a reset; then those of a batch and of
+a slot's life; at last numbers at the edge of what a formula bears, and a bound that alone decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+from ringfold.fuzz.histories.story import Plan
+from ringfold.fuzz.histories.trace import (
+    Admit,
+    Commit,
+    Donate,
+    Evict,
+    Fork,
+    Free,
+    Hit,
+    Idle,
+    Operation,
+    Restore,
+    Save,
+    Verify,
+)
+from ringfold.sim.cursors import committed, reachable
+from ringfold.sim.dialects import DIALECTS, protocol_of
+from ringfold.sim.setup import Setup
+from ringfold.sim.situations import directed_steps
+
+SLOW: Final = "slow-decay"
+"""Strong forgetting hides a lifecycle bug within a step or two, so the directed history decays
+slowly, and so does every other random one."""
+
+GATED: Final = "ordinary"
+
+FAST: Final = "strong-gates"
+
+EXTREMES: Final = ("large", "short-keys", "softplus-knee", "unit-gates", "zeros", "subnormal")
+"""Profiles of which one window tells a formula from one that is right for ordinary numbers."""
+
+
+def directed(plan: Plan) -> Iterator[Operation]:
+    """Every situation of a row by its shortest path, then those of a batch and of a slot's life.
+
+    Paths are walked side by side, as many as there are slots; each group meets the slots of the
+    one before it, with what that left in them.
+    """
+    setup, ring = plan.setup, DIALECTS[plan.setup.dialect].has_ring
+    paths = directed_steps(setup)
+    runs = [*paths.values()]
+    if ring:
+        # A request on the brink of a fold beside one that is far from it makes a batch mixed and
+        # ragged. The other has a record too, if the ring has room, which must not fold as well.
+        brink, T = paths["fold"][:-1], setup.window
+        calm = [(T, 0)] * len(brink)
+        if calm and not protocol_of(setup).due(1, setup.ring, T):
+            calm[0] = (T, 1)
+        runs += [[*brink, (T, T)], [*calm, (1, 1)]][: setup.slots - 1]
+    together = min(plan.rows, setup.slots - 1)
+    runs.sort(key=len)  # those walked side by side end at about the same time
+    tag, request = 0, 0
+    for start in range(0, len(runs), together):
+        group = dict(enumerate(runs[start : start + together], start=request))
+        request += len(group)
+        for member in group:
+            tag += 1
+            yield Admit(request=member, tag=tag, dead="nan")
+        for step in range(max(map(len, group.values()))):
+            tag += 1
+            going = {member: run[step] for member, run in group.items() if step < len(run)}
+            rows: list[int | None] = [*going]
+            lengths = [length for length, _ in going.values()]
+            accepted: list[int | None] = [n for _, n in going.values()]
+            at = tag % (len(going) + 1)  # the padding row stands now in front, now behind
+            rows.insert(at, None)
+            lengths.insert(at, 1)
+            accepted.insert(at, None)
+            yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), dead="nan")
+            yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
+        for member in group:
+            yield Free(request=member)
+    requests, tags = count(request), count(tag + 1)
+    yield from two_lives(plan, requests, tags)
+    if plan.setup.slots > 3:
+        yield from _travels(plan, requests, tags)
+    yield from _extremes(plan, requests, tags)
+    yield from _tightened(plan, requests, tags)
+
+
+def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """Two requests, be it in used slots: one forks from the other, steps cross, a batch idles.
+
+    Their gates are ordinary: what slow ones would hide from a check of outputs shows here. Dead
+    memory is finite: who writes where NaN was, from NaN, changes nothing that a frame could see.
+    """
+    T, first = plan.setup.window, next(requests)
+    idle = [Idle(rows=2)] if "idle" in plan.operations else []
+    yield Admit(request=first, tag=next(tags), dead="garbage")
+    alone = next(tags)
+    yield Verify(tag=alone, rows=(first,), lengths=(T,), profile=GATED)
+    if plan.setup.slots <= 2:
+        yield Commit(tag=alone, accepted=(1,))
+        yield Free(request=first)
+        return
+    yield Commit(tag=alone, accepted=(0,))
+    second = next(requests)
+    if "fork" in plan.operations:
+        yield Fork(request=second, source=first)
+    else:
+        yield Admit(request=second, tag=alone)
+    crossed, together, last = next(tags), next(tags), next(tags)
+    yield Verify(tag=crossed, rows=(first,), lengths=(T,), profile=GATED)
+    yield Verify(tag=together, rows=(second,), lengths=(T,), profile=GATED)
+    yield from idle
+    yield Commit(tag=crossed, accepted=(1,))
+    yield from idle
+    yield Commit(tag=together, accepted=(T,))
+    yield Verify(tag=last, rows=(second, first), lengths=(1, T), profile=GATED)
+    yield Commit(tag=last, accepted=(0, T))
+    yield Free(request=first)
+    yield Free(request=second)
+
+
+def _travels(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """Requests leave for host memory and come back, and end as prefixes from which others start.
+
+    One leaves with records behind a ring that has turned, another when it is about to fold. In the
+    slot that it left, and in the one where a prefix is hit, somebody else was before.
+    """
+    T = plan.setup.window
+
+    def steps(*rows: int, profile: str | None = GATED) -> Iterator[Operation]:
+        window = next(tags)
+        yield Verify(tag=window, rows=rows, lengths=(T,) * len(rows), profile=profile)
+        yield Commit(tag=window, accepted=(T,) * len(rows))
+
+    for run in _turned(plan.setup):
+        traveller, other = next(requests), next(requests)
+        yield Admit(request=traveller, tag=next(tags))
+        for length, n in run:
+            window = next(tags)
+            yield Verify(tag=window, rows=(traveller,), lengths=(length,))
+            yield Commit(tag=window, accepted=(n,))
+        saves = {"save", "restore"} <= plan.operations
+        if saves:
+            yield Save(request=traveller, dead="garbage")
+        yield Admit(request=other, tag=next(tags))
+        yield from steps(other)
+        if saves:
+            yield Restore(request=traveller)
+            yield from steps(other, traveller)
+            yield from steps(traveller)
+        yield Free(request=other)
+        if {"donate", "hit", "evict"} <= plan.operations:
+            heirs = next(requests), next(requests)
+            yield Donate(request=traveller, prefix=traveller)
+            for heir in heirs:
+                yield Hit(request=heir, prefix=traveller)
+                yield from steps(heir)
+            yield from steps(*heirs)
+            yield Evict(prefix=traveller, dead="garbage")
+            for heir in heirs:
+                yield Free(request=heir)
+        else:
+            yield Free(request=traveller)
+
+
+def _turned(setup: Setup) -> list[list[tuple[int, int]]]:
+    """Steps (length, accepted) to where records wait and the ring has turned, and a fold is due."""
+    every = reachable(setup.ring, setup.window, protocol_of(setup))
+    due = {step.after.is_flush for step in every.transitions}
+    runs = [
+        every.path(
+            lambda step, flag=flag: (  # type: ignore[misc]
+                step.after.write_pos > 0
+                and step.after.cache_base > 0
+                and step.after.is_flush == flag
+            )
+        )
+        for flag in sorted(due)
+    ]
+    return [[(t.length, t.accepted) for t in run] for run in runs if run] or [[(setup.window, 1)]]
+
+
+def _extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """A request for each kind of number, since a large state would hide what the next one does.
+
+    The last one forgets all that it knew in one window and nothing from then on, until its ring has
+    been folded: each product with the fast gates underflows, and none between the slow ones.
+    """
+    T, full = plan.setup.window, 1 + plan.setup.ring // plan.setup.window
+    told: list[list[str | None]] = [[name] for name in EXTREMES]
+    told.append([FAST, *[None] * full])
+    for profiles in told:
+        request = next(requests)
+        yield Admit(request=request, tag=next(tags))
+        for profile in profiles:
+            window = next(tags)
+            yield Verify(tag=window, rows=(request,), lengths=(T,), profile=profile)
+            yield Commit(tag=window, accepted=(T,))
+        yield Free(request=request)
+
+
+def _tightened(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """Where a fold would be due, windows of one token are announced, for which there is room."""
+    setup, protocol = plan.setup, protocol_of(plan.setup)
+    run = reachable(setup.ring, setup.window, protocol).path(
+        lambda t: committed(protocol, t.before, t.accepted, setup.ring, 1) != t.after
+    )
+    if not run:
+        return
+    request = next(requests)
+    yield Admit(request=request, tag=next(tags))
+    bounds: list[int | None] = [*([None] * (len(run) - 1)), 1, 1]
+    steps = [*((step.length, step.accepted) for step in run), (1, 1)]
+    for (length, n), bound in zip(steps, bounds, strict=True):
+        window = next(tags)
+        yield Verify(tag=window, rows=(request,), lengths=(length,))
+        yield Commit(tag=window, accepted=(n,), bound=bound)
+    yield Free(request=request)

@@ -1,0 +1,1 @@
+"""Many histories: campaigns, hunts and explorations, in processes that are watched."""
