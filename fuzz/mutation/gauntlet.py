@@ -26,7 +26,7 @@ from ringfold.fuzz.running.cursor_inputs import walk_cursors
 from ringfold.fuzz.running.hunt import plans, plans_with_twin
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets.dropin import DropInRing
-from ringfold.sim.setup import Geometry, SetupError
+from ringfold.sim.setup import Geometry, Setup, SetupError
 
 STEPS_FIRST: Final = 4
 STEPS_SIZES: Final = 10
@@ -101,8 +101,24 @@ def _sizes(target: Target, name: str, device: Device, seed: int) -> Iterator[Sta
     """Heads of several tiles, and of less than one; a window longer than the shortest block."""
     for size, geometry, ring, window in SIZES:
         for plan in _planned(target, name, device, geometry, ring, window):
-            short = plan._replace(directed=False, steps=STEPS_SIZES)
-            yield _history(short, seed, 0, "apart")._replace(name=size)
+            if "verify" in plan.operations:
+                payload = PayloadSpec(seed=seed, profile=GATED)
+                trace = told(plan, payload, tuple(two_folds(plan.setup)))
+                yield Stage(size, "apart", functools.partial(_walked, trace=trace))
+            else:
+                short = plan._replace(directed=False, steps=STEPS_SIZES)
+                yield _history(short, seed, 0, "apart")._replace(name=size)
+
+
+def two_folds(setup: Setup) -> Iterator[Operation]:
+    """Whole windows of one request until it has folded twice, beside one with ragged windows."""
+    for request in (0, 1):
+        yield Admit(request=request, tag=request, dead="nan")
+    for step in range(2 * setup.ring // setup.window):
+        lengths = (setup.window, 1, 1 + step % setup.window)
+        accepted = (setup.window, None, step % (lengths[-1] + 1))
+        yield Verify(tag=2 + step, rows=(0, None, 1), lengths=lengths, dead="nan")
+        yield Commit(tag=2 + step, accepted=accepted, dead="nan")
 
 
 def _splits(target: Target, name: str, device: Device, seed: int) -> Iterator[Stage]:

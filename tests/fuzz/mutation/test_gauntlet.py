@@ -13,9 +13,15 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ringfold.fuzz.mutation.gauntlet import TWIN, Stage, gauntlet
+from ringfold.fuzz.histories.directed import GATED
+from ringfold.fuzz.histories.generate import told
+from ringfold.fuzz.histories.trace import PayloadSpec
+from ringfold.fuzz.judging.walk import walk
+from ringfold.fuzz.mutation.gauntlet import TWIN, Stage, gauntlet, two_folds
 from ringfold.fuzz.mutation.layouts import laid_out
+from ringfold.fuzz.running.hunt import plans
 from ringfold.fuzz.targets.registry import resolve
+from ringfold.sim.setup import Geometry
 
 STAGES: Final = (
     "directed, packed",
@@ -42,6 +48,20 @@ def stages(name: str) -> list[Stage]:
 def test_situations_come_first() -> None:
     """Directed histories on every layout, what they leave out, then random ones without end."""
     assert tuple(map(str, stages("triton"))) == STAGES
+
+
+@pytest.mark.parametrize("ring", [8, 32])
+def test_each_size_folds_twice(ring: int) -> None:
+    """And its rows are ragged, with padding between."""
+    target = resolve("sim")
+    plan = plans(target, "cpu", geometry=Geometry(1, 1, 2, 2), ring=ring, window=ring // 5 + 1)[0]
+    trace = told(plan, PayloadSpec(0, GATED), tuple(two_folds(plan.setup)))
+
+    verdict = walk(trace, target)
+
+    assert not verdict.mismatches
+    assert verdict.situations["fold"] >= 2
+    assert {"padding row", "ragged batch"} <= verdict.situations.keys()
 
 
 def test_the_twin_is_walked_for_itself() -> None:
