@@ -46,8 +46,9 @@ ON_CUDA: Final = Values(
     layers=(1, 2),
 )
 
-LONG_RING: Final = (32, 4)
-"""Not combined on the CPU, where filling it takes long: a kernel may be right up to 16 records."""
+LARGEST_ON_CPU: Final = ((3, 3), (32, 4))
+"""Heads and ring of one configuration more, where they would take long to combine: a kernel may be
+right up to two key heads, and up to 16 records."""
 DECODE_RINGS: Final = ((8, 1), (1, 1), (6, 1), (16, 1))
 """Where nothing is drafted: a step is one token, and a ring may have any length."""
 
@@ -105,7 +106,8 @@ def configurations(
     combined = list(AllPairs(parameters))
     if device == "cpu" and ring is window is None and DIALECTS[dialect].verifies:
         heads, dims, _, *others = combined[0]
-        combined.append([heads, dims, LONG_RING, *others])
+        most, longest = LARGEST_ON_CPU
+        combined.append([heads if geometry else most, dims, longest, *others])
     setups, reason = [], ""
     for (H, HV), (K, V), (L, T), name, count, *narrow in combined:
         setup = Setup(

@@ -32,10 +32,10 @@ STEPS_FIRST: Final = 4
 STEPS_SIZES: Final = 10
 SIZES: Final = (
     ("wide", Geometry(1, 2, 160, 72), 32, 6),
-    ("narrow", Geometry(1, 1, 32, 8), 8, 2),
+    ("narrow", Geometry(3, 3, 32, 8), 8, 2),
 )
 """Geometry, ring and window: 5 tiles of 32 along K, and along V a second one of 64, which is not
-full; and less than the smallest tile along V."""
+full; and less than the smallest tile along V, with a third key head."""
 
 CROWD: Final = 131
 """Requests of a batch: more than the 128 rows that kernels of batches look at together."""
@@ -141,13 +141,14 @@ def _crowds(target: Target, name: str, device: Device, seed: int) -> Iterator[St
 
 
 def crowd() -> Iterator[Operation]:
-    """Three steps of many requests: none is due to fold, then one in seven, then most."""
+    """Steps of many requests: none is due to fold, then one in seven, most, and three in eight."""
     for request in range(CROWD):
         # Between admissions memory is left alone, so that they are one operation.
         yield Admit(request=request, tag=request, dead="nan" if request == CROWD - 1 else "leave")
     kept: tuple[Callable[[int], bool], ...] = (
         lambda request: request % 7 == 3,
         lambda request: request % 9 != 4,
+        lambda request: request % 8 in (1, 4, 6),
         lambda request: request % 2 == 1,
     )
     for step, keeps in enumerate(kept):

@@ -60,11 +60,13 @@ def test_the_plainest_comes_first() -> None:
     assert configurations("ring", "cpu") == configurations("ring", "cpu")
 
 
-def test_a_long_ring_is_tried_on_the_cpu() -> None:
-    """Last, in the plainest configuration; not where a ring is asked for."""
+def test_a_long_ring_and_a_third_head_are_tried_on_the_cpu() -> None:
+    """Last, in the plainest configuration otherwise; not where a ring is asked for."""
     first, *_, last = configurations("ring", "cpu")
 
-    assert last == msgspec.structs.replace(first, ring=32, window=4)
+    assert last == msgspec.structs.replace(
+        first, geometry=Geometry(3, 3, 32, 32), ring=32, window=4
+    )
     assert {setup.ring for setup in configurations("ring", "cpu", ring=8)} == {8}
     assert {setup.ring for setup in configurations("decode-ring", "cpu")} == {1, 6, 8, 16}
 
