@@ -45,7 +45,8 @@ def mutate(
 ) -> None:
     """Change a kernel's source a little as it is loaded, again and again: is it noticed?
 
-    Exit code 0 says that the sample was run, whatever the score.
+    Exit code 0 says that the sample was run, whatever the score. After Ctrl-C it tells of those
+    that were run.
     """
     on = device_of(device)
     try:

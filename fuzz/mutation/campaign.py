@@ -138,52 +138,85 @@ def mutate(
 
     So many `workers` run one each, and a mutant's seconds are those of its processor.
     With `run_dir`, the report so far is written to ``mutation.json`` there after each of them.
+    After Ctrl-C it is of those that were run by then.
 
     Raises:
         ArgumentError: the file of arguments cannot be read.
+        KeyboardInterrupt: before there was any result.
         RuntimeError: the target cannot be walked at all.
     """
     start = time.monotonic()
     because = argued.load(arguments)
     report = Report(target, device, seed, count, seconds_max, workers)
-    context = worker.start_server(device)
-    order = Order(target, device, seed, seconds_max)
-    on_progress(report, "walking it without a fault, to see which lines run")
-    probed = worker.probe(context, order)
-    # Lines are traced on the CPU; where mutants run, `report.device` says.
-    report.identity = {k: v for k, v in probed.identity.items() if k != "device"}
-    report.left_out = probed.failing
-    order = order._replace(left_out=frozenset(probed.failing))
-    every, others = found(probed)
-    report.mutants, report.not_reached = len(every), dict(others)
-    if not every:
-        report.inconclusive.append("no Triton kernel was loaded whose source could be changed")
-        return report
-    on_progress(report, "walking it once more for as long as a mutant, which nothing may kill")
-    control = worker.run(context, order, None)
-    if control.outcome != "survived":
-        report.inconclusive.append(
-            f"it fails without a fault ({control.by} in {control.stage}): {control.sentence}"
-        )
-        return report
-    drawn = [
-        mutant
-        for mutant in sample(every, count, seed)
-        # None is a text that cannot be parsed, True the same syntax tree.
-        if same_program(probed.sources[mutant.file], mutant) is False
-    ]
-    with ThreadPoolExecutor(workers) as pool:
-        outcomes = pool.map(lambda mutant: worker.run(context, order, mutant), drawn)
-        for mutant, outcome in zip(drawn, outcomes, strict=True):
+    with worker.Server(device) as server:
+        order = Order(target, device, seed, seconds_max)
+        on_progress(report, "walking it without a fault, to see which lines run")
+        probed = worker.probe(server, order)
+        # Lines are traced on the CPU; where mutants run, `report.device` says.
+        report.identity = {k: v for k, v in probed.identity.items() if k != "device"}
+        report.left_out = probed.failing
+        order = order._replace(left_out=frozenset(probed.failing))
+        every, others = found(probed)
+        report.mutants, report.not_reached = len(every), dict(others)
+        if not every:
+            report.inconclusive.append("no Triton kernel was loaded whose source could be changed")
+            return report
+        on_progress(report, "walking it once more for as long as a mutant, which nothing may kill")
+        control = worker.run(server, order, None)
+        if control.outcome != "survived":
+            report.inconclusive.append(
+                f"it fails without a fault ({control.by} in {control.stage}): {control.sentence}"
+            )
+            return report
+        drawn = [
+            mutant
+            for mutant in sample(every, count, seed)
+            # None is a text that cannot be parsed, True the same syntax tree.
+            if same_program(probed.sources[mutant.file], mutant) is False
+        ]
+
+        def keep() -> None:
+            report.seconds = round(time.monotonic() - start, 3)
+            if run_dir is not None:
+                write_json(run_dir / "mutation.json", report)
+
+        def hear(mutant: Mutant, outcome: Outcome) -> None:
             key = argued.key(probed.identity[mutant.file], mutant)
             if outcome.outcome == "survived" and key in because:
                 outcome.outcome = "argued"
             _add(report, mutant, outcome)
-            report.seconds = round(time.monotonic() - start, 3)
-            if run_dir is not None:
-                write_json(run_dir / "mutation.json", report)
+            keep()
             on_progress(report, _line(mutant, probed.sources[mutant.file], outcome))
+
+        try:
+            _run_each(server, order, drawn, workers, hear)
+        except KeyboardInterrupt:
+            if not report.results:
+                raise
+            _count(report)  # it may have been amid that
+            ran = f"{len(report.results)} of {len(drawn)} mutants were run"
+            report.inconclusive.append(f"stopped by hand: {ran}")
+            keep()
     return report
+
+
+def _run_each(
+    server: worker.Server,
+    order: Order,
+    drawn: Sequence[Mutant],
+    workers: int,
+    hear: Callable[[Mutant, Outcome], None],
+) -> None:
+    """Run each mutant, so many at a time, and tell of it in their order; an error ends all."""
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            outcomes = pool.map(lambda mutant: worker.run(server, order, mutant), drawn)
+            for mutant, outcome in zip(drawn, outcomes, strict=True):
+                hear(mutant, outcome)
+        except BaseException:  # the pool waits for all of them otherwise
+            pool.shutdown(wait=False, cancel_futures=True)
+            server.end()
+            raise
 
 
 def _line(mutant: Mutant, source: str, outcome: Outcome) -> str:
@@ -195,7 +228,7 @@ def _line(mutant: Mutant, source: str, outcome: Outcome) -> str:
 
 
 def _add(report: Report, mutant: Mutant, outcome: Outcome) -> None:
-    """One more result, and every figure that follows from all of them."""
+    """One more result."""
     named: dict[str, Any] = {n: getattr(mutant, n) for n in Result.__struct_fields__[:5]}
     report.results.append(
         Result(
@@ -207,6 +240,11 @@ def _add(report: Report, mutant: Mutant, outcome: Outcome) -> None:
             seconds=outcome.seconds,
         )
     )
+    _count(report)
+
+
+def _count(report: Report) -> None:
+    """Every figure that follows from the results."""
     counts = Counter(result.outcome for result in report.results)
     report.killed, report.timed_out = counts["killed"], counts["timed out"]
     report.survived, report.argued = counts["survived"], counts["argued"]

@@ -17,15 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from ringfold.fuzz.mutation.gauntlet import TWIN, Found, Stage, first_steps, gauntlet
 from ringfold.fuzz.mutation.layouts import Layout, laid_out
 from ringfold.fuzz.mutation.operators import Mutant
+from ringfold.fuzz.running.workers import deaf
 from ringfold.fuzz.target import Device, Target
 from ringfold.fuzz.targets import interpreter
 from ringfold.fuzz.targets.loading import rewriting
@@ -39,6 +41,8 @@ GRACE_SECONDS: Final = 30.0
 PATIENCE: Final = 20.0
 """So many times as long may it take by the clock, on a machine that others use too."""
 
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+"""What ends the parent, which then ends all processes: none of them may seem killed by a fault."""
 INTERPRET: Final = "TRITON_INTERPRET"
 PRELOADED: Final = ("ringfold.fuzz.mutation.preload",)
 
@@ -88,18 +92,75 @@ class Probed(msgspec.Struct):
 # ------------------------------------------------------------------ in the parent
 
 
-def start_server(device: Device) -> multiprocessing.context.ForkServerContext:
-    """A server of processes that have everything imported but the target."""
-    # Whoever forks may have no threads; and the interpreter gains nothing from them.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
-    interpreter.set_device_mode(device)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
+class Server:
+    """Starts processes that have everything imported but the target, one for each question."""
+
+    def __init__(self, device: Device) -> None:
+        # Whoever forks may have no threads; and the interpreter gains nothing from them.
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[variable] = "1"
+        interpreter.set_device_mode(device)
+        self.running: set[multiprocessing.process.BaseProcess] = set()
+        self.ended = False
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(list(PRELOADED))
+        with deaf(*STOPPING):
+            forkserver.ensure_running()
+        # Importing takes seconds, in which a Ctrl-C should find nobody who goes on without us.
+        first = self.context.Process(target=_nothing)
+        first.start()
+        first.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill every process that is still at something, and any that starts from now on."""
+        self.ended = True
+        for process in tuple(self.running):
+            process.kill()
+
+    def ask(
+        self,
+        work: Callable[[Order, Mutant | None], msgspec.Struct],
+        order: Order,
+        mutant: Mutant | None = None,
+        *,
+        seconds_max: float | None = None,
+        anew: bool = False,
+    ) -> tuple[str, str]:
+        """What a process says: ("answer", JSON), ("died", how), or ("hung", "").
+
+        `anew`: it has nothing imported, and is in this process's environment as it is now.
+        """
+        context: Any = multiprocessing.get_context("spawn") if anew else self.context
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(theirs, work, order, mutant), daemon=True)
+        with deaf(*STOPPING):
+            process.start()
+        self.running.add(process)
+        try:
+            theirs.close()
+            if self.ended:
+                process.kill()
+            if not ours.poll(seconds_max):
+                return "hung", ""
+            return "answer", ours.recv_bytes().decode()
+        except EOFError:
+            process.join()
+            code = process.exitcode
+            return "died", signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+        finally:
+            process.kill()
+            process.join()
+            self.running.discard(process)
+            ours.close()
 
 
-def probe(context: Any, order: Order) -> Probed:
+def probe(server: Server, order: Order) -> Probed:
     """Walk the gauntlet without a fault, traced; raises `RuntimeError` if that can't be done.
 
     Lines of a kernel run in the interpreter alone, so that is where they are traced for any device.
@@ -107,10 +168,10 @@ def probe(context: Any, order: Order) -> Probed:
     start = time.monotonic()
     patient = order._replace(seconds_max=math.inf, device="cpu")
     if order.device == "cpu":
-        kind, answer = _ask(context, _probe, patient, None, None)
+        kind, answer = server.ask(_probe, patient)
     else:
         with _interpreting():
-            kind, answer = _ask(multiprocessing.get_context("spawn"), _probe, patient, None, None)
+            kind, answer = server.ask(_probe, patient, anew=True)
     if kind != "answer":
         raise RuntimeError(f"{order.target} could not be walked at all: {answer}")
     probed = msgspec.json.decode(answer, type=Probed)
@@ -118,11 +179,11 @@ def probe(context: Any, order: Order) -> Probed:
     return probed
 
 
-def run(context: Any, order: Order, mutant: Mutant | None) -> Outcome:
+def run(server: Server, order: Order, mutant: Mutant | None) -> Outcome:
     """Walk the gauntlet with a fault, or without any."""
     start = time.monotonic()
     patience = PATIENCE * (order.seconds_max + order.grace)
-    kind, answer = _ask(context, _run, order, mutant, patience)
+    kind, answer = server.ask(_run, order, mutant, seconds_max=patience)
     seconds = round(time.monotonic() - start, 3)
     if kind == "answer":
         outcome = msgspec.json.decode(answer, type=Outcome)
@@ -144,32 +205,11 @@ def _interpreting() -> Iterator[None]:
         del os.environ[INTERPRET]
 
 
-def _ask(
-    context: Any,
-    work: Callable[[Order, Mutant | None], msgspec.Struct],
-    order: Order,
-    mutant: Mutant | None,
-    seconds_max: float | None,
-) -> tuple[str, str]:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(theirs, work, order, mutant), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds_max):
-            return "hung", ""
-        return "answer", ours.recv_bytes().decode()
-    except EOFError:
-        process.join()
-        code = process.exitcode
-        return "died", signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-
-
 # ------------------------------------------------------------------ in the process
+
+
+def _nothing() -> None:
+    """Whoever is through with this shows that the server has imported everything."""
 
 
 def _serve(
@@ -191,7 +231,6 @@ def _serve(
 
 def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if math.isfinite(order.seconds_max):
         seconds = math.ceil(order.seconds_max + order.grace)
         # The second limit would be a SIGKILL, which tells no hang.

@@ -132,8 +132,7 @@ class Crew:
         try:
             self.workers.pool.shutdown(cancel_futures=True)
         except KeyboardInterrupt:
-            for worker in multiprocessing.active_children():
-                worker.kill()
+            self.workers.end()
             raise
 
     def hanging(self, hang: Hang, trace: Trace) -> tuple[Trace, Mismatch]:

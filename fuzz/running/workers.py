@@ -7,8 +7,10 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -25,6 +27,22 @@ KEPT_MEMORY: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
 }
 """For glibc: pages of arrays that come and go are kept, since each new page is a fault."""
+
+
+@contextmanager
+def deaf(*signals: signal.Signals) -> Iterator[None]:
+    """Processes that start in this block, and those that they start, never hear these signals.
+
+    A terminal sends Ctrl-C to every process; the parent decides what it means. It hears of it
+    behind the block.
+    """
+    # Python's own helper, started when it is first needed, would unblock them amid the block.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Spawning(multiprocessing.context.SpawnContext):
@@ -70,34 +88,31 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is KeyboardInterrupt:  # whoever pressed Ctrl-C does not wait
-            self._end()
+            self.end()
         self.pool.shutdown(cancel_futures=True)
         # A pool that was once told not to wait does not wait any more. Whoever is still at
         # something then, or still starts, would look for a watch and a folder that are gone.
-        self._end()
+        self.end()
         self.folder.cleanup()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill them all, whatever they are at; nobody else's process is touched."""
         for worker in self.context.started:
             worker.kill()
         for worker in self.context.started:
             worker.join()
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have a worker do it. A worker that starts for it is deaf to Ctrl-C.
-
-        A terminal sends that to every process; the parent decides what it means.
-        """
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        """Have a worker do it. A worker that starts for it is deaf to Ctrl-C."""
+        with deaf(signal.SIGINT):
             return self.pool.submit(work, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def look(self) -> None:
         """Kill a worker that does not come back, and raise `HangingError`: all the others end."""
         if (hang := self.watch.hanging(self.hang_max)) is not None:
-            os.kill(hang.worker, signal.SIGKILL)
+            for worker in self.context.started:
+                if worker.pid == hang.worker:
+                    worker.kill()
             raise HangingError(hang)
 
 

@@ -7,7 +7,13 @@ nothing is, one that hangs and one that takes all memory there is.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,8 +148,125 @@ def test_a_mutant_can_do_no_harm(after: str, wanted: str, by: str) -> None:
     """Whatever it does, it is noticed, and the next one runs."""
     pytest.importorskip("triton")
     order = ORDER._replace(seconds_max=5.0, grace=1.0) if wanted == "timed out" else ORDER
-    context: Any = worker.start_server("cpu")
 
-    outcome = worker.run(context, order, planted("cursors.py", NOW, after))
+    with worker.Server("cpu") as server:
+        outcome = worker.run(server, order, planted("cursors.py", NOW, after))
 
     assert (outcome.outcome, outcome.by) == (wanted, by), outcome
+
+
+def for_ever(order: Order, mutant: Mutant | None) -> Any:
+    """A mutant that tells its parent that it runs, and does not come back."""
+    Path(order.target).touch()
+    threading.Event().wait()
+
+
+class TestStopping:
+    """Ctrl-C, and whatever else ends a campaign."""
+
+    SOURCE: Final = "import triton\n@triton.jit\ndef f(n):\n    return n + 1 + 2 + 3 + 4\n"
+
+    def test_a_server_that_still_starts_says_nothing(self, tmp_path: Path) -> None:
+        """A terminal sends Ctrl-C to it too, while it imports: here it is who sends it."""
+        (tmp_path / "pressing.py").write_text(
+            "import os, signal\nos.killpg(os.getpgrp(), signal.SIGINT)\n"
+        )
+        program = (
+            "import sys\n"
+            "from ringfold.fuzz import cli\n"
+            "from ringfold.fuzz.mutation import worker\n"
+            "worker.PRELOADED = ('pressing',)\n"
+            "sys.argv = ['ringfold', 'mutate', 'sim', '--json']\n"
+            "cli.main()\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+
+        assert "Traceback" not in done.stderr
+        assert done.stderr.strip() == "ringfold: stopped"
+        assert (done.returncode, json.loads(done.stdout)["error"]) == (130, "stopped")
+
+    def test_a_process_that_does_not_come_back_is_ended(self, tmp_path: Path) -> None:
+        """With its server, and so is one that is only asked for after that."""
+        started = tmp_path / "started"
+        order = ORDER._replace(target=str(started))
+        with ThreadPoolExecutor(1) as pool, worker.Server("cpu") as server:
+            asked = pool.submit(server.ask, for_ever, order)
+            while not started.exists():
+                assert not asked.done(), asked.result()
+            server.end()
+
+            assert asked.result() == ("died", "SIGKILL")
+            assert server.ask(for_ever, order) == ("died", "SIGKILL")
+
+    @pytest.fixture
+    def campaign_of(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+        """Run a campaign whose mutants survive at once; `on_progress` hears of them."""
+        probed = Probed(
+            sources={"f.py": self.SOURCE},
+            reached={"f.py": [1, 2, 3, 4]},
+            identity={"f.py": "12"},
+        )
+        monkeypatch.setattr(worker, "probe", lambda *arguments: probed)
+        monkeypatch.setattr(worker, "run", lambda *arguments: Outcome("survived"))
+
+        def run(on_progress: Any) -> Report:
+            return campaign.mutate(
+                "t", count=8, seed=1, seconds_max=1.0, run_dir=tmp_path, on_progress=on_progress
+            )
+
+        return run
+
+    def test_what_was_run_until_then_is_told(self, campaign_of: Any, tmp_path: Path) -> None:
+        """And that it was stopped: inconclusive, on disk too. Before a result there is nothing."""
+
+        def stopping(after: int, report: Report, line: str) -> None:
+            if len(report.results) == after and line.startswith("survived" if after else "walking"):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            campaign_of(lambda *heard: stopping(0, *heard))
+        assert not list(tmp_path.iterdir())
+
+        report = campaign_of(lambda *heard: stopping(2, *heard))
+
+        assert report.inconclusive == ["stopped by hand: 2 of 8 mutants were run"]
+        assert len(report.results) == report.survived == 2
+        written = json.loads((tmp_path / "mutation.json").read_text("utf-8"))
+        assert written["inconclusive"] == report.inconclusive
+
+    def test_an_error_does_not_wait_for_the_rest(
+        self, campaign_of: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a disk that is full: mutants that wait are not run any more."""
+        ran = list[Mutant]()
+        failed = threading.Event()
+
+        def run(server: worker.Server, order: Order, one: Mutant | None) -> Outcome:
+            if one is not None:
+                ran.append(one)
+            if len(ran) == 2:
+                assert failed.wait(timeout=300)
+            return Outcome("survived")
+
+        def full(server: worker.Server) -> None:
+            end(server)
+            failed.set()
+
+        def no_space(path: Path, report: Report) -> None:
+            raise OSError(28, "No space left on device")
+
+        end = worker.Server.end
+        monkeypatch.setattr(worker, "run", run)
+        monkeypatch.setattr(worker.Server, "end", full)
+        monkeypatch.setattr(campaign, "write_json", no_space)
+
+        with pytest.raises(OSError, match="No space"):
+            campaign_of(lambda report, line: None)
+        assert len(ran) <= 2

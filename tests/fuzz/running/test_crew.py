@@ -1,5 +1,6 @@
 """A crew's clock starts with the first window and stops when it is told to; its GPUs are dealt out.
 
+Whoever cannot wait for its workers has them killed, and no other process: asked of processes.
 What a crew keeps of targets that hang or die is tested where it works: in campaigns and
 explorations.
 """
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ringfold.fuzz.running.crew import Clock, gpus
+from ringfold.fuzz.running.crew import Clock, Crew, gpus
 from ringfold.fuzz.running.watch import Watch
 from ringfold.fuzz.running.workers import _start as start_worker
 
@@ -53,3 +57,37 @@ def test_workers_are_dealt_out_to_the_gpus(
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
 
     assert seen == dealt
+
+
+def begin(watch: Watch, clock: Clock) -> None:
+    """Nothing to set up."""
+
+
+def wait() -> None:
+    """For ever."""
+    threading.Event().wait()
+
+
+def test_who_presses_ctrl_c_again_ends_the_crew_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that somebody else in this one started, such as a pool of their own, goes on."""
+    crew = Crew(1, begin, device="cpu", run_dir=tmp_path, seconds_max=None, hang_max=60.0)
+    others = multiprocessing.get_context("spawn").Process(target=wait, daemon=True)
+    others.start()
+
+    def pressed(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with crew.workers:
+        crew.workers.submit(wait)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.workers.pool, "shutdown", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                crew.stop_workers()
+
+        assert not any(worker.is_alive() for worker in crew.workers.context.started)
+        assert others.is_alive()
+    assert others.is_alive()
+    others.kill()
+    others.join()
