@@ -80,10 +80,10 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
     ),
     "flag-of-the-batch-row": Planted(
         "flush ordering",
-        "The plan of a window looks up its flag by the row of the batch, and not by the slot",
+        "A row's flag is looked up by its place in the batch, and not by its slot",
         "window.py",
-        "flush = tl.load(is_flush + slot) != 0",
-        "flush = tl.load(is_flush + i_n) != 0",
+        "flush = tl.load(is_flush + slot, mask=there, other=0) != 0",
+        "flush = tl.load(is_flush + i_n, mask=there, other=0) != 0",
     ),
     "folds-before-it-is-due": Planted(
         "flush ordering",
@@ -96,8 +96,8 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
         "flush ordering",
         "Outputs are made from the folded state, which is then forgotten",
         "ring.py",
-        "            store_state(head, h, o_v, K, V, WHOLE)",
-        "            pass",
+        "        store_state(head, h, o_v, K, V, WHOLE)",
+        "        pass",
     ),
     "base-moves-when-nothing-is-accepted": Planted(
         "base and position",
@@ -278,8 +278,8 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
         "offsets and strides",
         "The fold reads rows of raw values as if they had K elements; they have V",
         "fold.py",
-        "v_t = load_values(rawv + row * V, o_v, V)",
-        "v_t = load_values(rawv + row * K, o_v, V)",
+        "p_v = rawv + row * V",
+        "p_v = rawv + row * K",
     ),
     "softplus-overflows": Planted(
         "overflow",

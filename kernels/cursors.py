@@ -19,6 +19,7 @@ from ringfold.kernels.checks import (
     check_shape,
     require,
 )
+from ringfold.kernels.overlap import can_overlap, let_next_start, wait_for_last
 
 ROWS = 128
 """Rows a program."""
@@ -29,8 +30,11 @@ def advance_kernel(
     write_pos, cache_base, is_flush, accepted, slots, rows,
     stride_accepted, stride_slots,
     L: tl.constexpr, T: tl.constexpr, RING: tl.constexpr, NULL: tl.constexpr, ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Commit: see `commit_gdn_replayssm_spec`."""
+    let_next_start(OVERLAP)
+    wait_for_last(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots + row * stride_slots, mask=row < rows, other=NULL).to(tl.int64)
     live = slot > NULL
@@ -103,10 +107,12 @@ def commit_gdn_replayssm_spec(
     check_dtype("state_batch_indices", state_batch_indices, INTEGERS)
     if rows == 0:
         return
+    overlap = can_overlap(write_pos.device)
     advance_kernel[(triton.cdiv(rows, ROWS),)](
         write_pos, cache_base, is_flush, num_accepted, state_batch_indices, rows,
         num_accepted.stride(0), state_batch_indices.stride(0),
-        L=max_cache_len, T=max_spec_len, RING=buffer, NULL=null_block_id, ROWS=ROWS, num_warps=4,
+        L=max_cache_len, T=max_spec_len, RING=buffer, NULL=null_block_id, ROWS=ROWS,
+        OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from ringfold.kernels.state import (
     load_rows,
     load_state,
     load_values,
+    load_words,
     store_state,
     tile_count,
     unit_rows,
@@ -54,7 +55,7 @@ def store_unit_keys(
 @triton.jit
 def fold_records(
     h, units, rawv, g, beta, base, count, o_v,
-    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Carry the tile `h` over the `count` oldest records of a ring, in order.
 
@@ -65,8 +66,9 @@ def fold_records(
     for t in tl.range(0, count, num_stages=_STAGES):
         row = (base + t) & (L - 1)
         k_t = load_row(units + t * K, K)
-        v_t = load_values(rawv + row * V, o_v, V)
-        h = advance(h, k_t, v_t, tl.load(g + row), tl.load(beta + row), K)
+        p_v = rawv + row * V
+        v_t = load_words(p_v, o_v, V) if SHARED else load_values(p_v, o_v, V)
+        h = advance(h, k_t, v_t, tl.load(g + row), tl.load(beta + row), K, SHARED)
     return h
 
 
@@ -101,7 +103,7 @@ def fold_kernel(
     stride_state, stride_rawv, stride_g, stride_beta, stride_slots,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr,
-    NULL: tl.constexpr, WHOLE: tl.constexpr,
+    NULL: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_V` rows of one head of one row's slot; grid `(V tiles * HV, rows)`."""
     n_v: tl.constexpr = tl.cdiv(V, BLOCK_V)
@@ -125,7 +127,7 @@ def fold_kernel(
         tl.load(cache_base + slot),
         tl.load(write_pos + slot),
         o_v,
-        K, V, L,
+        K, V, L, SHARED,
     )  # fmt: skip
     store_state(head, h, o_v, K, V, WHOLE)
 
@@ -195,5 +197,7 @@ def gdn_exact_fold(
         g_cache.stride(0), beta_cache.stride(0), ssm_state_indices.stride(0),
         H=H, HV=HV, K=K, V=V, L=L, BLOCK_L=block_l, BLOCK_V=tile.block_v,
         ALIGN=align_bytes(checkpoint_state), UNIT=unit,
-        NULL=null_block_id, WHOLE=tile.covers(V, K), num_warps=tile.warps, **COMPILE_OPTIONS,
+        NULL=null_block_id, WHOLE=tile.covers(V, K),
+        SHARED=tile.shares(V, K, checkpoint_state, rawv_cache),
+        num_warps=tile.warps, **COMPILE_OPTIONS,
     )  # fmt: skip

@@ -12,8 +12,6 @@ turns the products into outputs and new records.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -32,20 +30,26 @@ from ringfold.kernels.checks import (
     require,
 )
 from ringfold.kernels.fold import fold_records
+from ringfold.kernels.lanes import substitute
+from ringfold.kernels.overlap import can_overlap, let_next_start, wait_for_last
 from ringfold.kernels.state import (
     COMPILE_OPTIONS,
     Tile,
     align_bytes,
     block_k,
     hold,
+    load_matrix,
     load_state,
     store_state,
     whole_state,
 )
-from ringfold.kernels.window import plan_kernel
+from ringfold.kernels.window import look_up, plan_kernel, read_agenda
 
 LAUNCH_MODES = ("both", "verify", "flush")
 DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
+
+AT_ONCE = 8
+"""The first so many rows need no agenda: they ask for their states while the plan is being made."""
 
 TOGETHER = 32
 """Up to so many rows, those that flush start before all others; see `window.put_on_agenda`."""
@@ -58,6 +62,7 @@ def finish(
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, T: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     FOLDED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, COMPILED: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """From the tile `h` and `history` records before the window: outputs, d and raw v.
 
@@ -77,40 +82,41 @@ def finish(
     row_c = (base + o_c) & (L - 1)
     is_old = o_c < history
 
-    table = plan + o_x
-    m_c = tl.load(table[None, :] + (2 + BLOCK_T + o_c[:, None]) * (2 * BLOCK_T))
-    p_d = d_ring + row_c[None, :] * V + o_v[:, None]
-    d_c = tl.load(p_d, mask=mask_v[:, None] & is_old[None, :], other=0.0)
+    if not FOLDED:
+        p_d = d_ring + row_c[None, :] * V + o_v[:, None]
+        d_c = tl.load(p_d, mask=mask_v[:, None] & is_old[None, :], other=0.0)
     p_v = v + t_x[None, :] * stride_v + o_v[:, None]
     v_x = tl.load(p_v, mask=mask_new, other=0.0)
     p_x = tl.where(is_key, k + t_x * stride_k, q + t_x * stride_q)[:, None] + o_k[None, :]
     x = tl.load(p_x, mask=live_x[:, None] & (o_k < K)[None, :], other=0.0)
+    if not FOLDED:
+        s = load_matrix(head, o_v, o_k, K, V, WHOLE)
+
+    wait_for_last(COMPILED)  # the plan comes last: it may still be in the making
+    table = plan + o_x
+    if not FOLDED:
+        m_c = tl.load(table[None, :] + (2 + BLOCK_T + o_c[:, None]) * (2 * BLOCK_T))
     state_x = tl.load(table)
     value_x = tl.load(table + 2 * BLOCK_T)
     w = ()
     for j in tl.static_range(BLOCK_T):
         w = w + (tl.load(table + (2 + j) * (2 * BLOCK_T)),)
-    if FOLDED:
-        s = whole_state(h, K)
-    else:
-        p_s = head + o_v[:, None] * K + o_k[None, :]
-        if WHOLE:
-            s = tl.load(p_s).to(tl.float32)
-        else:
-            s = tl.load(p_s, mask=mask_v[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
 
     tl.debug_barrier()  # nothing asked for above is asked for later
-    x, d_c, m_c = hold(x, COMPILED), hold(d_c, COMPILED), hold(m_c, COMPILED)
-    if not FOLDED:
-        s = hold(s, COMPILED)
+    x = hold(x, COMPILED)
+    if FOLDED:
+        store_state(head, h, o_v, K, V, WHOLE)
+        s = whole_state(h, K)
+    else:
+        d_c, m_c, s = hold(d_c, COMPILED), hold(m_c, COMPILED), hold(s, COMPILED)
 
     # The columns of y become, one token after the other, outputs (queries) and d (keys).
     y = tl.dot(s, tl.trans(x.to(tl.float32)), input_precision=PRECISION)
-    y = tl.dot(d_c.to(tl.float32), m_c, y * state_x[None, :], input_precision=PRECISION)
-    y += value_x[None, :] * v_x.to(tl.float32)
-    for j in tl.static_range(BLOCK_T):
-        d_j = tl.sum(tl.where((o_x == BLOCK_T + j)[None, :], y, 0.0), 1)
-        y += d_j[:, None] * w[j][None, :]
+    y *= state_x[None, :]
+    if not FOLDED:
+        y = tl.dot(d_c.to(tl.float32), m_c, y, input_precision=PRECISION)
+    y = tl.fma(tl.broadcast_to(value_x[None, :], y.shape), v_x.to(tl.float32), y)
+    y = substitute(y, w, o_x, BLOCK_T, SHARED and PRECISION != "ieee")
 
     p_new = row_x[None, :] * V + o_v[:, None]
     tl.store(rawv_ring + p_new, v_x.to(rawv_ring.dtype.element_ty), mask=mask_new)
@@ -127,9 +133,10 @@ def finish(
         tl.store(out + t * stride_o + o_v, nan, mask=mask_v)
 
 
-@triton.jit(do_not_specialize=["stride_state"])
+@triton.jit(do_not_specialize=["stride_state", "at_once"])
 def ring_verify_kernel(
-    q, k, v, out, plan, units, agenda,
+    q, k, v, out, plan, units, agenda, at_once,
+    window_start, slots, write_pos, cache_base, is_flush, stride_start, stride_slots,
     state, d_ring, g_ring, rawv_ring, beta_ring,
     stride_q, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_o,
     stride_state, stride_d, stride_g, stride_rawv, stride_beta,
@@ -138,7 +145,7 @@ def ring_verify_kernel(
     BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
     NULL: tl.constexpr, FOLDING: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_V` rows of one head of one request; grid `(V tiles * HV, rows)`."""
     n_v: tl.constexpr = tl.cdiv(V, BLOCK_V)
@@ -146,26 +153,29 @@ def ring_verify_kernel(
     i_h = i_hv // (HV // H)
     o_v = (tl.program_id(0) % n_v) * BLOCK_V + tl.arange(0, BLOCK_V)
 
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    entry = agenda + tl.program_id(1) * 8
-    i_n = tl.load(entry).to(tl.int64)
-    slot = tl.load(entry + 1).to(tl.int64)
-    begin = tl.load(entry + 2).to(tl.int64)
-    length = tl.load(entry + 3)
-    count = tl.load(entry + 4)
-    base = tl.load(entry + 5)
-    flush = tl.load(entry + 6) != 0
+    let_next_start(OVERLAP)
+    place = tl.program_id(1)
+    if place < at_once:
+        i_n = place.to(tl.int64)
+        slot, begin, length, count, base, flush = look_up(
+            window_start, slots, write_pos, cache_base, is_flush, i_n,
+            stride_start, stride_slots, NULL,
+        )  # fmt: skip
+    else:
+        wait_for_last(OVERLAP)
+        i_n, slot, begin, length, count, base, flush = read_agenda(agenda, place)
     out += begin * stride_o + i_hv * V
     if slot <= NULL:
         if PLAIN:
             zero = tl.zeros([BLOCK_V], tl.float32).to(out.dtype.element_ty)
             for t in range(length):
                 tl.store(out + t * stride_o + o_v, zero, mask=o_v < V)
+        wait_for_last(OVERLAP)  # or a launch with nothing to do would end before its plan
+        return
+    if (flush and not FOLDING) or (not flush and not PLAIN):
+        wait_for_last(OVERLAP)
         return
     head = tl.multiple_of(state + slot * stride_state * UNIT + i_hv * V * K, ALIGN)
-    if (flush and not FOLDING) or (not flush and not PLAIN):
-        return
     q += begin * stride_q + i_h * stride_qh
     k += begin * stride_k + i_h * stride_kh
     v += begin * stride_v + i_hv * stride_vh
@@ -178,34 +188,28 @@ def ring_verify_kernel(
     # for anything else.
     if flush:
         if FOLDING:
+            h = load_state(head, o_v, K, V, WHOLE)
+            wait_for_last(OVERLAP)
             h = fold_records(
-                load_state(head, o_v, K, V, WHOLE),
+                h,
                 units + (i_n * H + i_h) * BLOCK_L * K,
                 rawv_ring,
                 g_ring + slot * stride_g + i_hv * L,
                 beta_ring + slot * stride_beta + i_hv * L,
-                base, count, o_v, K, V, L,
+                base, count, o_v, K, V, L, SHARED,
             )  # fmt: skip
-            store_state(head, h, o_v, K, V, WHOLE)
             finish(
                 h, head, 0, q, k, v, out, plan, d_ring, rawv_ring, o_v, length, count, base,
                 stride_q, stride_k, stride_v, stride_o,
-                K, V, L, T, BLOCK_L, BLOCK_T, BLOCK_K, True, WHOLE, PRECISION, OVERLAP,
+                K, V, L, T, BLOCK_L, BLOCK_T, BLOCK_K, True, WHOLE, PRECISION, OVERLAP, SHARED,
             )  # fmt: skip
     elif PLAIN:
         finish(
             (), head, count, q, k, v, out, plan, d_ring, rawv_ring, o_v, length, count, base,
             stride_q, stride_k, stride_v, stride_o,
             K, V, L, T, BLOCK_L, BLOCK_T, BLOCK_K,
-            False, WHOLE and K == BLOCK_K, PRECISION, OVERLAP,
+            False, WHOLE and K == BLOCK_K, PRECISION, OVERLAP, SHARED,
         )  # fmt: skip
-
-
-@functools.cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it still runs (from Hopper on)."""
-    compiled = isinstance(ring_verify_kernel, triton.JITFunction)
-    return compiled and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def gdn_replayssm_spec_decode(
@@ -339,26 +343,30 @@ def gdn_replayssm_spec_decode(
     plan = q.new_empty((rows, HV, 2 + block_t + block_l, 2 * block_t), dtype=torch.float32)
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
     agenda = q.new_empty((rows, 8), dtype=torch.int32)
+    at_once = min(rows, AT_ONCE)
     group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
     plan_kernel[(HV // group + 1, rows)](
         q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
-        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows,
+        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows, at_once,
         K**-0.5 if scale is None else scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
         k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
         query_start_loc.stride(0), ssm_state_indices.stride(0),
-        GROUP=group, NORM=use_qk_l2norm_in_kernel, TOGETHER=TOGETHER, num_warps=1, **common,
+        GROUP=group, NORM=use_qk_l2norm_in_kernel, TOGETHER=TOGETHER, num_warps=1,
+        launch_pdl=overlap, **common,
     )  # fmt: skip
     ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
-        q, k, v, out, plan, units, agenda,
+        q, k, v, out, plan, units, agenda, at_once,
+        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
+        query_start_loc.stride(0), ssm_state_indices.stride(0),
         checkpoint_state, d_cache, g_cache, rawv_cache, beta_cache,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         out.stride(0),
         checkpoint_state.stride(0) // unit, d_cache.stride(0), g_cache.stride(0),
         rawv_cache.stride(0), beta_cache.stride(0),
         V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
-        WHOLE=tile.covers(V, K),
+        WHOLE=tile.covers(V, K), SHARED=tile.shares(V, K, checkpoint_state, rawv_cache),
         num_warps=tile.warps, launch_pdl=overlap, **common,
     )  # fmt: skip
     return out

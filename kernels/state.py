@@ -1,7 +1,7 @@
 """The recurrence on a register-resident tile of state: written once, used by every kernel here.
 
 A program holds `block_v` rows of one value head's state `S [V, K]` as a tuple of fp32 register
-tiles `[block_v, 32]`, tile `c` covering columns `32 c .. 32 c + 31`.  `advance` carries the tile
+tiles `[block_v, 8, 4]`, tile `c` covering columns `32 c .. 32 c + 31`.  `advance` carries the tile
 over one token.  The recurrent kernel and the fold both call it, and nothing in it depends on who
 calls: that is where bitwise equality comes from (docs/exactness.md tells the rest, and
 tests/kernels/test_layouts.py checks it in compiled code).
@@ -21,6 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ringfold.kernels.lanes import known_layouts, shared_rest
+
 TILE_K = 32
 """Columns of state in one register tile: eight lanes with four neighbouring columns each."""
 
@@ -28,6 +30,8 @@ ROWS_PER_WARP = 32
 """Rows of state that a warp holds if they are no wider than 128: 128 registers a thread."""
 
 _TILE_K: tl.constexpr = tl.constexpr(TILE_K)
+_LANES: tl.constexpr = tl.constexpr(TILE_K // 4)
+_COLUMNS: tl.constexpr = tl.constexpr(4)
 _HALVINGS: tl.constexpr = tl.constexpr(TILE_K.bit_length() - 1)
 
 COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
@@ -55,6 +59,19 @@ class Tile:
         block_v = min(64, max(16, triton.next_power_of_2(V)))
         rows_per_warp = ROWS_PER_WARP if K <= 128 else ROWS_PER_WARP // 2
         return cls(block_v, max(1, block_v // rows_per_warp))
+
+    def shares(self, V: int, K: int, state: torch.Tensor, rawv: torch.Tensor) -> bool:
+        """Whether eight lanes share each row and have eight rows each, as `lanes.py` needs it."""
+        return (
+            TILE_K == 32
+            and self.block_v == 32 * self.warps
+            and self.warps < 4  # four have tensor cores of another kind
+            and K % 4 == 0
+            and V % 2 == 0
+            and state.dtype == torch.float32
+            and rawv.dtype == torch.bfloat16
+            and known_layouts(rawv.device)
+        )
 
     def covers(self, V: int, K: int) -> bool:
         """Whether `[V, K]` is whole tiles, so that no access needs a mask."""
@@ -104,14 +121,14 @@ def state_mask(o_v, c: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def load_state(head, o_v, K: tl.constexpr, V: tl.constexpr, WHOLE: tl.constexpr):
-    """The tile of state at `head` as a tuple of fp32 `[block_v, 32]`; zero outside `[V, K]`."""
+    """The tile of state at `head` as a tuple of fp32 `[block_v, 8, 4]`; zero outside `[V, K]`."""
     h = ()
     for c in tl.static_range(tile_count(K)):
         if WHOLE:
             x = tl.load(state_pointers(head, o_v, c, K))
         else:
             x = tl.load(state_pointers(head, o_v, c, K), mask=state_mask(o_v, c, K, V), other=0.0)
-        h = h + (tl.reshape(x, [o_v.shape[0], _TILE_K]).to(tl.float32),)
+        h = h + (tl.reshape(x, [o_v.shape[0], _LANES, _COLUMNS]).to(tl.float32),)
     return h
 
 
@@ -146,9 +163,24 @@ def store_state(head, h, o_v, K: tl.constexpr, V: tl.constexpr, WHOLE: tl.conste
 
 
 @triton.jit
+def load_matrix(head, o_v, o_k, K: tl.constexpr, V: tl.constexpr, WHOLE: tl.constexpr):
+    """Rows `o_v`, columns `o_k` of the state at `head`, one fp32 tensor; zero outside `[V, K]`."""
+    pointers = head + o_v[:, None] * K + o_k[None, :]
+    if WHOLE:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=(o_v < V)[:, None] & (o_k < K)[None, :], other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def whole_state(h, K: tl.constexpr):
     """The tile as one tensor `[block_v, block_k(K)]`, zero past K."""
     N: tl.constexpr = block_k(K) // _TILE_K
+    flat = ()
+    for c in tl.static_range(tile_count(K)):
+        flat = flat + (tl.reshape(h[c], [h[c].shape[0], _TILE_K]),)
+    h = flat
     for _ in tl.static_range(tile_count(K), N):
         h = h + (tl.zeros_like(h[0]),)
     if N >= 16:
@@ -178,7 +210,7 @@ def store_snapshot(head, h, o_v, K: tl.constexpr, V: tl.constexpr):
     for c in tl.static_range(tile_count(K)):
         o_k = c * _TILE_K + tl.arange(0, _TILE_K)
         there = (o_v < V)[:, None] & (o_k < K)[None, :]
-        x = h[c].to(head.dtype.element_ty)
+        x = tl.reshape(h[c], [o_v.shape[0], _TILE_K]).to(head.dtype.element_ty)
         tl.store(head + o_v[:, None] * K + o_k[None, :], x, mask=there)
 
 
@@ -207,14 +239,20 @@ def load_row(pointer, K: tl.constexpr):
 
 
 @triton.jit
+def load_words(pointer, o_v, V: tl.constexpr):
+    """The words in which the 16-bit elements `o_v` of a vector over V lie; zero past V."""
+    words = pointer.to(tl.pointer_type(tl.int32))
+    return tl.load(words + o_v // 2, mask=o_v < V, other=0)
+
+
+@triton.jit
 def load_values(pointer, o_v, V: tl.constexpr):
     """The elements `o_v` of a vector over V as fp32.
 
     Two 16-bit values are fetched as one word, because only words can be copied asynchronously.
     """
     if pointer.dtype.element_ty.primitive_bitwidth == 16 and V % 2 == 0:
-        words = pointer.to(tl.pointer_type(tl.int32))
-        word = tl.load(words + o_v // 2, mask=o_v < V, other=0)
+        word = load_words(pointer, o_v, V)
         half = (word >> (o_v % 2 * 16)).to(tl.int16)
         return half.to(pointer.dtype.element_ty, bitcast=True).to(tl.float32)
     return tl.load(pointer + o_v, mask=o_v < V, other=0.0).to(tl.float32)
@@ -262,31 +300,54 @@ def unit_rows(x, K: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def dot_rows(h, x, K: tl.constexpr):
-    """`h @ x` with `x` a tuple of `[1, 32]`: `[block_v]`.
-
-    Each lane adds up its own columns by FMA, tile after tile; then the eight lanes of a row are
-    added up.  The order of that last sum is the layout's, and the layout is pinned.
-    """
-    dots = h[0] * x[0]
-    for c in tl.static_range(1, tile_count(K)):
-        dots = tl.fma(h[c], tl.broadcast_to(x[c], h[c].shape), dots)
-    return tl.sum(dots, axis=1)
+def as_tiles(x, K: tl.constexpr):
+    """A row over K, tuple of `[1, 32]`, in the shape of the state's tiles: `[1, 8, 4]`."""
+    y = ()
+    for c in tl.static_range(tile_count(K)):
+        y = y + (tl.reshape(x[c], [1, _LANES, _COLUMNS]),)
+    return y
 
 
 @triton.jit
-def advance(h, k, v, g, beta, K: tl.constexpr):
+def lane_dots(h, x, K: tl.constexpr):
+    """What each lane has of `h @ x`, `x` a tuple of `[1, 8, 4]`: `[block_v, 8]`."""
+    dots = h[0] * x[0]
+    for c in tl.static_range(1, tile_count(K)):
+        dots = tl.fma(h[c], tl.broadcast_to(x[c], h[c].shape), dots)
+    return tl.sum(dots, axis=2)
+
+
+@triton.jit
+def dot_rows(h, x, K: tl.constexpr):
+    """`h @ x` with `x` a tuple of `[1, 32]`: `[block_v]`.
+
+    Each lane adds up its own columns by FMA, tile after tile, then its four neighbours; then the
+    eight lanes of a row are added up, in the order of the layout, which is pinned.
+    """
+    return tl.sum(lane_dots(h, as_tiles(x, K), K), axis=1)
+
+
+@triton.jit
+def advance(h, k, v, g, beta, K: tl.constexpr, SHARED: tl.constexpr = False):
     """Carry the state `h` over one token: the recurrence, one rounding after the other.
 
-    `k` is the unit key as a tuple of `[1, 32]`, `v [block_v]`, `g` and `beta` scalars, all fp32.
+    `k` is the unit key as a tuple of `[1, 32]`, `v [block_v]`, `g` and `beta` scalars, all fp32;
+    if `SHARED`, v comes as words, and lanes share what there is to do between the two passes over
+    the state (same bits).
     """
     decay = tl.exp(g)
     faded = ()
     for c in tl.static_range(tile_count(K)):
         faded = faded + (h[c] * decay,)
-    u = beta * (v - dot_rows(faded, k, K))
+    k = as_tiles(k, K)
+    sums = lane_dots(faded, k, K)
+    if SHARED:
+        u = shared_rest(sums, v, beta)
+    else:
+        rest = beta * (v - tl.sum(sums, axis=1))
+        u = tl.broadcast_to(rest[:, None], sums.shape)
     new = ()
     for c in tl.static_range(tile_count(K)):
-        u_c = tl.broadcast_to(u[:, None], h[c].shape)
+        u_c = tl.broadcast_to(u[:, :, None], h[c].shape)
         new = new + (tl.fma(u_c, tl.broadcast_to(k[c], h[c].shape), faded[c]),)
     return new

@@ -36,33 +36,47 @@ import triton
 import triton.language as tl
 
 from ringfold.kernels.fold import store_unit_keys
+from ringfold.kernels.overlap import let_next_start, wait_for_last
 from ringfold.kernels.state import gates, hold, inverse_norm
 
 
 @triton.jit
+def look_up(
+    window_start, slots, write_pos, cache_base, is_flush, i_n, stride_start, stride_slots,
+    NULL: tl.constexpr,
+):  # fmt: skip
+    """Row `i_n`: slot, first token and length of its window, write position, base, flag."""
+    slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
+    begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
+    end = tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64)
+    there = slot > NULL
+    count = tl.load(write_pos + slot, mask=there, other=0)
+    base = tl.load(cache_base + slot, mask=there, other=0)
+    flush = tl.load(is_flush + slot, mask=there, other=0) != 0
+    return slot, begin, (end - begin).to(tl.int32), count, base, flush
+
+
+@triton.jit
 def put_on_agenda(
-    agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
+    agenda, window_start, slots, write_pos, cache_base, is_flush, rows, at_once, i_n,
     stride_start, stride_slots, TOGETHER: tl.constexpr, NULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter row `i_n` in `agenda [rows, 8]` with all that the ring kernel asks of it.
 
     Flushing rows take longest, so none starts late: up to `TOGETHER` rows, they come first; beyond
     that they are spread over the first seven eighths, since many that fold side by side leave the
-    memory idle.  Padding comes last.
+    memory idle.  Padding comes last.  The first `at_once` rows keep their places.
     """
-    slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
-    begin = tl.load(window_start + i_n * stride_start).to(tl.int32)
-    end = tl.load(window_start + (i_n + 1) * stride_start).to(tl.int32)
+    slot, begin, length, count, base, flush = look_up(
+        window_start, slots, write_pos, cache_base, is_flush, i_n, stride_start, stride_slots, NULL
+    )
     there = slot > NULL
-    flush = tl.load(is_flush + slot, mask=there, other=0) != 0
-    count = tl.load(write_pos + slot, mask=there, other=0)
-    base = tl.load(cache_base + slot, mask=there, other=0)
     live_n, due_n = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)  # of all rows
     live_i, due_i = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)  # of those before
     for first in range(0, rows, BLOCK):
         o_n = first + tl.arange(0, BLOCK)
         other = tl.load(slots + o_n * stride_slots, mask=o_n < rows, other=NULL).to(tl.int64)
-        live = other > NULL
+        live = (other > NULL) & (o_n >= at_once)
         due = tl.load(is_flush + other, mask=live, other=0) != 0
         live_n += live.to(tl.int32)
         due_n += due.to(tl.int32)
@@ -74,22 +88,38 @@ def put_on_agenda(
     apart = tl.where(rows > TOGETHER, spread, 1)  # from one flushing row to the next
     rest = before - due_before  # rows before this one that are not due
     ahead = tl.where(apart > 1, tl.minimum(n_due, rest // tl.maximum(apart - 1, 1) + 1), n_due)
-    place = tl.where(there, tl.where(flush, due_before * apart, rest + ahead), n + i_n - before)
-    entry = agenda + place * 8
+    past = n + i_n - at_once - before
+    place = tl.where(there, tl.where(flush, due_before * apart, rest + ahead), past)
+    entry = agenda + tl.where(i_n < at_once, i_n, at_once + place) * 8
     tl.store(entry, i_n)
     tl.store(entry + 1, slot.to(tl.int32))
-    tl.store(entry + 2, begin)
-    tl.store(entry + 3, end - begin)
+    tl.store(entry + 2, begin.to(tl.int32))
+    tl.store(entry + 3, length)
     tl.store(entry + 4, count)
     tl.store(entry + 5, base)
     tl.store(entry + 6, flush.to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def read_agenda(agenda, place):
+    """The row whose turn `place` is, and of it what `look_up` says."""
+    entry = agenda + place * 8
+    return (
+        tl.load(entry).to(tl.int64),
+        tl.load(entry + 1).to(tl.int64),
+        tl.load(entry + 2).to(tl.int64),
+        tl.load(entry + 3),
+        tl.load(entry + 4),
+        tl.load(entry + 5),
+        tl.load(entry + 6) != 0,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "at_once"])
 def plan_kernel(
     q, k, a, b, A_log, dt_bias, plan, units, agenda,
     k_ring, g_ring, rawk_ring, beta_ring,
-    window_start, slots, write_pos, cache_base, is_flush, rows,
+    window_start, slots, write_pos, cache_base, is_flush, rows, at_once,
     scale,
     stride_q, stride_qh, stride_k, stride_kh, stride_a, stride_b,
     stride_kring, stride_g, stride_rawk, stride_beta, stride_start, stride_slots,
@@ -104,28 +134,23 @@ def plan_kernel(
     on a flushing row, the unit keys of the history for the fold.  One program more a row enters
     it in the agenda.
     """
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_for_last(OVERLAP)
+    let_next_start(OVERLAP)
     ROWS: tl.constexpr = 2 + BLOCK_T + BLOCK_L
     first_hv = tl.program_id(0) * GROUP
     i_h = first_hv // (HV // H)
     i_n = tl.program_id(1)
     if first_hv == HV:
         put_on_agenda(
-            agenda, window_start, slots, write_pos, cache_base, is_flush, rows, i_n,
+            agenda, window_start, slots, write_pos, cache_base, is_flush, rows, at_once, i_n,
             stride_start, stride_slots, TOGETHER, NULL, 128,
         )  # fmt: skip
         return
-    slot = tl.load(slots + i_n * stride_slots).to(tl.int64)
-    begin = tl.load(window_start + i_n * stride_start).to(tl.int64)
-    length = (tl.load(window_start + (i_n + 1) * stride_start).to(tl.int64) - begin).to(tl.int32)
-    if slot <= NULL:
+    slot, begin, length, count, base, flush = look_up(
+        window_start, slots, write_pos, cache_base, is_flush, i_n, stride_start, stride_slots, NULL
+    )
+    if slot <= NULL or (flush and not FOLDING) or (not flush and not PLAIN):
         return
-    flush = tl.load(is_flush + slot) != 0
-    if (flush and not FOLDING) or (not flush and not PLAIN):
-        return
-    count = tl.load(write_pos + slot)
-    base = tl.load(cache_base + slot)
 
     o_x = tl.arange(0, 2 * BLOCK_T)  # columns: queries, then keys
     is_key = o_x >= BLOCK_T

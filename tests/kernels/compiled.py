@@ -1,7 +1,7 @@
 """Compile our kernels for an H100 or H200, where no GPU is needed, and say how they add up.
 
 Run as a script, in a process of its own: the tests' process interprets kernels.  Reads cases as
-JSON from its argument, prints a list of {kernel, layouts, fma} as JSON.
+JSON from its argument, prints a list of {kernel, layouts, exchanged, fma} as JSON.
 """
 
 from __future__ import annotations
@@ -40,16 +40,33 @@ def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, 
 
 
 def row_sum_layouts(compiled: Any, block_v: int, columns: int) -> list[str]:
-    """The layouts of the tiles `[block_v, columns]` that are summed along their rows."""
+    """The layouts of the tiles `[block_v, columns / 4, 4]` whose rows are summed."""
     text = compiled.asm["ttgir"]
     names = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
-    sums = r'"tt\.reduce"\([^)]*\) <\{axis = 1.*?\}\) : \(tensor<(\d+)x(\d+)xf32, (#\w+)>\)'
+    sums = r'"tt\.reduce"\([^)]*\) <\{axis = 2.*?\}\) : \(tensor<(\d+)x(\d+)x4xf32, (#.*?)>\) ->'
     found = re.findall(sums, text, re.DOTALL)
-    shape = (str(block_v), str(columns))
-    return sorted({names[layout] for *sizes, layout in found if tuple(sizes) == shape})
+    shape = (str(block_v), str(columns // 4))
+    return sorted({names.get(layout, layout) for *sizes, layout in found if tuple(sizes) == shape})
+
+
+def exchange_layouts(compiled: Any) -> list[str]:
+    """How that lies in lanes which `lanes.py` exchanges between them."""
+    text = compiled.asm["ttgir"]
+    names = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    pieces = r"packed_element = 8 : i32.*?: tensor<\w+, (?:#ttg.slice<{dim = 2, parent = )?(#\w+)"
+    return sorted({names[layout] for layout in re.findall(pieces, text)})
 
 
 MODULES = ("state", "ring", "recurrent", "fold")
+
+
+def shares(state: Any, tile: Any, K: int, V: int, act: str) -> bool:
+    """What a Hopper would be asked for."""
+    import torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[act]
+    state.known_layouts = lambda device: True
+    return bool(tile.shares(V, K, torch.empty(0), torch.empty(0, dtype=dtype)))
 
 
 def report(
@@ -88,6 +105,7 @@ def report(
         "ALIGN": align, "UNIT": align // 4, "NORM": True, "NULL": 0, "WHOLE": tile.covers(V, K),
         "FOLDING": True, "PLAIN": True, "PRECISION": "tf32", "OVERLAP": True,
         "TOGETHER": ring.TOGETHER,
+        "SHARED": shares(state, tile, K, V, act),
         "OUTPUT": True, "SNAPSHOTS": True, "UPDATE": True, "WALKED": True, "warps": tile.warps,
     }  # fmt: skip
     compiled = compile_for_hopper(kernel, types, constants)
@@ -95,6 +113,7 @@ def report(
     return {
         "kernel": name,
         "layouts": row_sum_layouts(compiled, tile.block_v, state.TILE_K),
+        "exchanged": exchange_layouts(compiled),
         "fma": len(re.findall(r"\bfma\.rn\.f32\b", ptx)),
     }
 

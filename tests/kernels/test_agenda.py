@@ -24,23 +24,25 @@ from ringfold.kernels.window import put_on_agenda
 
 @triton.jit
 def agenda_kernel(
-    agenda, starts, slots, write_pos, cache_base, is_flush, rows, TOGETHER: tl.constexpr
+    agenda, starts, slots, write_pos, cache_base, is_flush, rows, at_once, TOGETHER: tl.constexpr
 ):  # fmt: skip
     """One row a program."""
     put_on_agenda(
-        agenda, starts, slots, write_pos, cache_base, is_flush, rows, tl.program_id(0),
+        agenda, starts, slots, write_pos, cache_base, is_flush, rows, at_once, tl.program_id(0),
         1, 1, TOGETHER, 0, 4,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("at_once", [0, 5])
 @pytest.mark.parametrize("together", [0, 32])
 @pytest.mark.parametrize(
     ("rows", "due", "padding"), [(1, 0.5, 0.0), (9, 0.3, 0.2), (17, 0.2, 0.1), (8, 1.0, 0.0)]
 )
 def test_flushing_rows_come_first_or_spread_and_padding_last(
-    together: int, rows: int, due: float, padding: float, device: str
+    together: int, at_once: int, rows: int, due: float, padding: float, device: str
 ) -> None:
-    """Every row once, with its own slot, window and cursors."""
+    """Every row once, with its own slot, window and cursors; the first ones where they were."""
+    at_once = min(at_once, rows)
     random = np.random.default_rng(rows)
     slots = np.where(random.random(rows) < padding, 0, 1 + random.permutation(rows))
     is_flush = (random.random(rows + 1) < due).astype(np.int8)
@@ -54,7 +56,7 @@ def test_flushing_rows_come_first_or_spread_and_padding_last(
     agenda = ints(np.full((rows, 8), -7))
     agenda_kernel[(rows,)](
         agenda, ints(starts), ints(slots), ints(write_pos), ints(cache_base),
-        ints(is_flush, torch.int8), rows, together,
+        ints(is_flush, torch.int8), rows, at_once, together,
     )  # fmt: skip
 
     got = agenda.cpu().numpy()
@@ -65,6 +67,8 @@ def test_flushing_rows_come_first_or_spread_and_padding_last(
         assert (got[:, column] == values[order]).all()
     for column, values in enumerate((write_pos, cache_base, is_flush), start=4):
         assert (got[live, column] == values[slots[order]][live]).all()
+    assert order[:at_once] == list(range(at_once))
+    order, live = order[at_once:], live[at_once:]
     turns = np.where(live, np.where(is_flush[slots[order]] != 0, 0, 1), 2)
     n, n_due = int(live.sum()), int((turns == 0).sum())
     assert (turns[n:] == 2).all()

@@ -40,9 +40,13 @@ def captured(step: Callable[[], None], device: str) -> Any:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("together", [32, 0])
+@pytest.mark.parametrize(("at_once", "together"), [(8, 32), (2, 0)])
 def test_a_captured_step_replays_a_history(
-    layer: Callable[..., Any], device: str, together: int, monkeypatch: pytest.MonkeyPatch
+    layer: Callable[..., Any],
+    device: str,
+    at_once: int,
+    together: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten thousand steps of three rows and a padding row: outputs and folds.
 
@@ -52,6 +56,7 @@ def test_a_captured_step_replays_a_history(
     from ringfold.kernels.cursors import commit_gdn_replayssm_spec
     from ringfold.kernels.recurrent import gdn_recurrent_verify
 
+    monkeypatch.setattr(ring, "AT_ONCE", at_once)
     monkeypatch.setattr(ring, "TOGETHER", together)
     K, V, L, T = (128, 64, 16, 4) if device == "cuda" else (16, 16, 8, 2)
     dtype = torch.bfloat16 if device == "cuda" else torch.float16

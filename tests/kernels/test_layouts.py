@@ -84,6 +84,41 @@ def test_all_kernels_sum_a_row_in_one_layout(
         assert len({layout for report in alike for layout in report["layouts"]}) == 1
 
 
+EIGHT_LANES_A_ROW = (
+    "lane = [[0, 1, 0], [0, 2, 0], [0, 4, 0], [1, 0, 0], [2, 0, 0]]",
+    "sizePerThread = [1, 1, 4], threadsPerWarp = [4, 8, 1]",
+)
+"""As Triton's releases write one and the same layout."""
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "name", "pieces"),
+    [
+        (128, 128, "ring", 2),
+        (128, 128, "fold", 1),
+        pytest.param(32, 32, "ring", 2, marks=pytest.mark.slow),
+        pytest.param(100, 50, "ring", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_lanes_hold_what_they_exchange(K: int, V: int, name: str, pieces: int) -> None:
+    """Eight lanes share a row of the state, a lane's rows lie apart; of outputs, a tensor core's.
+
+    A ring of 16-bit records alone is folded so, and none in wider tiles.
+    """
+    case = {"name": name, "K": K, "V": V, "L": 16, "act": "bf16", "snapshot": "fp32"}
+
+    shared, single, wide = compiled([case, case | {"act": "fp32"}, case | {"K": 256}])
+
+    assert len(shared["exchanged"]) == pieces
+    for layout in shared["exchanged"]:
+        if "mma" in layout:
+            assert "versionMajor = 2" in layout
+            assert "instrShape = [16, 8" in layout
+        else:
+            assert any(words in layout for words in EIGHT_LANES_A_ROW)
+    assert single["exchanged"] == wide["exchanged"] == []
+
+
 def test_a_pool_of_unknown_alignment_would_move_the_layout() -> None:
     """The check can fail, and what `ALIGN` pins down needs pinning down."""
     case = {"name": "fold", "K": 128, "V": 64, "L": 16, "act": "fp32", "snapshot": "fp32"}
