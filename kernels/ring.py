@@ -51,6 +51,9 @@ DOT_PRECISIONS = ("tf32", "tf32x3", "ieee")
 AT_ONCE = 8
 """The first so many rows need no agenda: they ask for their states while the plan is being made."""
 
+APART = 16
+"""Up to so many rows, each value head is planned by a program of its own."""
+
 TOGETHER = 32
 """Up to so many rows, those that flush start before all others; see `window.put_on_agenda`."""
 
@@ -344,7 +347,7 @@ def gdn_replayssm_spec_decode(
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
     agenda = q.new_empty((rows, 8), dtype=torch.int32)
     at_once = min(rows, AT_ONCE)
-    group = 2 if HV // H % 2 == 0 else 1  # value heads a program of the plan
+    group = 2 if HV // H % 2 == 0 and rows > APART else 1  # value heads a program of the plan
     plan_kernel[(HV // group + 1, rows)](
         q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
