@@ -52,7 +52,7 @@ AT_ONCE = 8
 """The first so many rows need no agenda: they ask for their states while the plan is being made."""
 
 APART = 16
-"""Up to so many rows, each value head is planned by a program of its own."""
+"""Up to so many rows, a program of the plan has one value head: on a Hopper there is room then."""
 
 TOGETHER = 32
 """Up to so many rows, those that flush start before all others; see `window.put_on_agenda`."""
@@ -347,7 +347,8 @@ def gdn_replayssm_spec_decode(
     units = q.new_empty((rows, H, block_l, K), dtype=torch.float32)
     agenda = q.new_empty((rows, 8), dtype=torch.int32)
     at_once = min(rows, AT_ONCE)
-    group = 2 if HV // H % 2 == 0 and rows > APART else 1  # value heads a program of the plan
+    apart = HV // H % 2 == 1 or (overlap and rows <= APART)
+    group = 1 if apart else 2  # value heads a program of the plan
     plan_kernel[(HV // group + 1, rows)](
         q, k, a, b, A_log, dt_bias, plan, units, agenda,
         k_cache, g_cache, rawk_cache, beta_cache,
