@@ -16,6 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ringfold.fuzz.histories.trace import (
+    CHUNK,
     Commit,
     Decode,
     Donate,
@@ -30,6 +31,7 @@ from ringfold.fuzz.histories.trace import (
     Repeat,
     Request,
     Restore,
+    Save,
     Verify,
 )
 from ringfold.sim.cursors import Cursors, committed
@@ -52,8 +54,9 @@ def in_lockstep(
     whose checkpoint lacks records is a window of one. Where a fork's source now waits with records,
     the fork is left out, with all that its request would do.
 
-    With `tracks`, a prefix cache keeps what the last commit that tracked has stored, and nothing
-    else. So whoever leaves a prefix verifies once more, and its last window is tracked at its end.
+    With `tracks`, a prefix cache keeps what was stored apart last, by a commit that tracks or in a
+    long chunk of a prompt, and nothing else. So whoever leaves a prefix, and was never tracked,
+    verifies once more, and some token that it keeps of this window is tracked.
     """
     server = _Server(setup, tracks=tracks)
     server.tag = max((getattr(operation, "tag", 0) for operation in _inside(operations)), default=0)
@@ -89,6 +92,8 @@ class _Server:
         """Who was left out."""
         self.lacking: set[int] = set()
         """Prefixes that nobody has left."""
+        self.stored: set[Request] = set()
+        """Requests of which a state was stored apart since they were seated."""
 
     def serve(self, operations: Sequence[Operation]) -> Iterator[Operation]:
         commits = {o.tag: o for o in operations if isinstance(o, Commit)}
@@ -107,7 +112,8 @@ class _Server:
                 case Repeat():
                     yield self._repeat(operation)
                 case Donate(request=request) if self.tracks and request not in self.absent:
-                    yield from self._tracked(request)
+                    if request not in self.stored:
+                        yield from self._tracked(request)
                     self._comes_or_goes(operation)
                     yield operation
                 case _ if self._comes_or_goes(operation):
@@ -122,6 +128,8 @@ class _Server:
                     self.absent.add(request)
             case Place(request=request, records=records, base=base, flush=flush):
                 self.cursors[request] = self.told[request] = Cursors(records, base, int(flush))
+            case Save(request=request):
+                self.stored.discard(request)
             case Restore(request=request) if self.dialect.saves == "state":
                 self._forget(request)
             case Free(request=request):
@@ -157,6 +165,7 @@ class _Server:
         self.cursors.pop(request, None)
         self.told.pop(request, None)
         self.bounds.pop(request, None)
+        self.stored.discard(request)
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
         accepted = commit.accepted if commit else (1,) * len(verify.rows)
@@ -168,25 +177,26 @@ class _Server:
         yield replace(verify, rows=rows, lengths=(D,) * len(rows))
         commit = commit or Commit(tag=verify.tag, accepted=())
         counts = tuple(None if n is None else min(n, D) for n in counts)
-        yield replace(commit, accepted=counts, bound=None if D == T else D)
+        track = commit.track and min(commit.track, D)
+        yield replace(commit, accepted=counts, bound=None if D == T else D, track=track)
         for row, n in zip(rows, counts, strict=True):
             if row is not None and n is not None:
                 self.bounds[row] = D
+                if track is not None and n >= track:
+                    self.stored.add(row)
                 for view in (self.cursors, self.told):
                     view[row] = self._after(view.get(row, self.fresh), n, D)
 
     def _tracked(self, request: Request) -> Iterator[Operation]:
-        """One more window, at whose end the state is stored for the prefix cache.
-
-        What dead memory there is stays alone: until it is given, the stored state counts as dead.
-        """
+        """One more window, of which some token is stored for the prefix cache."""
         self.tag += 1
         T = self.setup.window
         verify = Verify(tag=self.tag, rows=(request,), lengths=(T,))
         kept = Commit(tag=self.tag, accepted=(1 + self.tag % T,))
         for operation in self._step(verify, kept):
             if isinstance(operation, Commit):
-                yield replace(operation, track=operation.accepted[0])
+                (kept_now,) = operation.accepted
+                yield replace(operation, track=1 + self.tag // T % (kept_now or 1))
             else:
                 yield operation
 
@@ -209,6 +219,8 @@ class _Server:
         pairs = zip(prefill.rows, prefill.lengths, strict=True)
         if there := [(row, n) for row, n in pairs if row not in self.absent]:
             rows, lengths = zip(*there, strict=True)
+            if self.setup.dtypes.activation != "float32":  # no server's prompts are
+                self.stored.update(row for row, n in there if n >= CHUNK)
             yield replace(prefill, rows=rows, lengths=lengths)
 
     def _batch(

@@ -124,7 +124,7 @@ class Differential:
 
     def _judge_frame(self, allowed: Mapping[str, Iterable[Region]]) -> None:
         with self._timed("checks"):
-            self.judge.frame(allowed)
+            self.judge.frame(self.ledger.spared(allowed))
 
     def _judge_state(self, requests: Sequence[Request], *, restart: bool = False) -> None:
         with self._timed("checks"):

@@ -23,8 +23,12 @@ from ringfold.fuzz.judging.ledger import Ledger
 from ringfold.fuzz.judging.mismatch import Check, Mismatch
 from ringfold.fuzz.judging.truth import (
     BLOCK_ELEMENTS,
+    ERROR,
     GLOBAL,
     LOCAL,
+    PAST,
+    STATE,
+    Kept,
     Losses,
     Truth,
     Window,
@@ -268,23 +272,22 @@ class Judge:
                 judged = checks.gate(name, stored(name), updates, self.truth.exp_A, live)
             self._judged("records", judged, window.requests, axes, rows)
 
-    def convolution(
-        self,
-        requests: Sequence[Request],
-        at: str = "slot",
-        past: NDArray[np.float64] | None = None,
-    ) -> None:
-        """The convolution's window holds the last committed projections, bit for bit.
+    def convolution(self, requests: Sequence[Request]) -> None:
+        """The convolution's window holds the last committed projections, bit for bit."""
+        if requests:
+            region: Region = {"slot": self.ledger.seats(requests, "slot")}
+            past = self.truth.past[0][:, self.truth.at(list(requests))]
+            self._judge_past(requests, region, past)
 
-        `at` is the seat where it lies, and `past` [layer, row, channel, W - 1] what it must be if
-        not the request's own.
-        """
+    def _judge_past(
+        self, requests: Sequence[Request], region: Region, past: NDArray[np.float64]
+    ) -> None:
+        """Windows there are `past` [layer, row, channel, W - 1]."""
         name = CONVOLUTION.name
-        if name not in self.mirror.buffers or not requests:
+        if name not in self.mirror.buffers:
             return
-        got = self.mirror.take(name, {"slot": self.ledger.seats(requests, at)})
-        expected = self.truth.past[0][:, self.truth.at(list(requests))] if past is None else past
-        expected = expected.astype(got.dtype)
+        got = self.mirror.take(name, region)
+        expected = past.astype(got.dtype)
         symptom = "the convolution's window is not the last committed projections"
         finding = checks.same_bits("convolution", symptom, got, expected)
         axes = ("layer", "row", "channel", "tap")
@@ -304,21 +307,32 @@ class Judge:
             )
 
     def tracked(
-        self, requests: Sequence[Request], expected: NDArray[np.float64], error: NDArray[np.float64]
-    ) -> None:
-        """Check 2 for states that were stored apart; shapes as those of `Truth.expected`."""
-        slots: Region = {"slot": self.ledger.seats(requests, "track")}
-        got = self.mirror.take("checkpoint", slots).astype(np.float64)
+        self, requests: Sequence[Request], slots: Sequence[int], kept: Sequence[Kept]
+    ) -> NDArray[np.float64]:
+        """Checks 2 and of the convolution, for states that were stored apart in these slots.
+
+        Returns them, [layer, row, HV, V, K].
+        """
+        region: Region = {"slot": np.array(slots, np.int64)}
+        got = self.mirror.take("checkpoint", region).astype(np.float64)
         locally: tuple[Check, int] = ("state-local", LOCAL)
         globally: tuple[Check, int] = ("state-global", GLOBAL)
         for check, which in (locally, globally):
+            expected = np.stack([one[STATE][which] for one in kept], axis=1)
+            error = np.stack([one[ERROR][which] for one in kept], axis=1)
             judged = checks.state(
-                check, got, expected[which], error[which], self.setup.dtypes.state, "tracked state"
+                check, got, expected, error, self.setup.dtypes.state, "tracked state"
             )
             self._judged(check, judged, requests, STATE_AXES)
+        past = np.stack([one[PAST][0] for one in kept], axis=1)
+        self._judge_past(requests, region, past)
+        return got
 
     def same_tracked(self, requests: Sequence[Request], tokens: int) -> None:
-        """Check 6 for the same: they have the bits of what the twin stored, or of its snapshots."""
+        """Check 6 for the same: they have the bits of what the twin stored, or of its snapshots.
+
+        After `tokens` tokens of a window; a twin that stores nothing apart has no others.
+        """
         if self.twin is None or not requests:
             return
         got = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, "track")})

@@ -6,7 +6,7 @@ elements an operation may write, which are alive, and how far the checkpoint lag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -70,6 +70,8 @@ class Ledger:
         self.saved: dict[Request, Entry] = {}
         self.prefixes: dict[int, Mapping[str, int]] = {}
         """Where each prefix lies that the prefix cache keeps."""
+        self.held: dict[Request, Mapping[str, int]] = {}
+        """Where each state lies that was stored apart of a request last."""
         self.left: dict[int, tuple[Cursors, bool]] = {}
         keyed = [b for b in self.buffers if b.role == "position"]
         self.cursor_axis = keyed[0].axes[0] if keyed else "slot"
@@ -113,6 +115,7 @@ class Ledger:
     def free(self, request: Request) -> Entry:
         """Forget a request, but not the cursors that its slot keeps."""
         entry = self.entry(request)
+        self.held.pop(request, None)
         self.blank.append(self.lines.pop(request))
         del self.homes[request]
         self.left[entry.seat[self.cursor_axis]] = (entry.cursors, entry.used)
@@ -138,6 +141,16 @@ class Ledger:
     def evict(self, prefix: int) -> None:
         """The prefix cache gives up a state."""
         del self.prefixes[prefix]
+
+    def hold(self, requests: Sequence[Request]) -> None:
+        """States of `requests` were stored apart, where their seats say."""
+        for request in requests:
+            self.held[request] = {"slot": self.homes[request]["track"]}
+
+    def let_go(self, requests: Sequence[Request]) -> None:
+        """What was stored apart of `requests` before may be written over."""
+        for request in requests:
+            self.held.pop(request, None)
 
     @property
     def vacant(self) -> int:
@@ -266,13 +279,17 @@ class Ledger:
             allowed[CONVOLUTION.name] = [place, *tracks]
         return allowed
 
-    def in_place_may_write(self, requests: Sequence[Request]) -> dict[str, list[Region]]:
+    def in_place_may_write(
+        self, requests: Sequence[Request], tracked: Sequence[Request] = ()
+    ) -> dict[str, list[Region]]:
         """Regions by buffer name, for tokens that are added to the checkpoints themselves.
 
-        Where records wait they are folded first, and the cursors move.
+        Where records wait they are folded first, and the cursors move. Of `tracked` requests a
+        state is stored apart.
         """
         place = self.place(requests)
-        allowed = {name: [place] for name in ("checkpoint", CONVOLUTION.name)}
+        tracks: list[Region] = [{"slot": self.seats(tracked, "track")}] if tracked else []
+        allowed = {name: [place, *tracks] for name in ("checkpoint", CONVOLUTION.name)}
         folding = [chosen(place, self.lagging(requests).write_pos > 0)]
         cursors = [b.name for b in self.buffers if b.role in ("position", "flag")]
         return {**allowed, **dict.fromkeys(cursors, folding)}
@@ -303,6 +320,21 @@ class Ledger:
             names.append("checkpoint")
         return dict.fromkeys(names, place)
 
+    def spared(self, allowed: Mapping[str, Iterable[Region]]) -> dict[str, list[Region]]:
+        """`allowed`, but for states that wait in a slot for those who will begin from them."""
+        kept = self._kept()
+        outside = {name: [*regions] for name, regions in allowed.items()}
+        for name in {"checkpoint", CONVOLUTION.name} & outside.keys() if kept else ():
+            outside[name] = [
+                chosen(region, ~np.isin(region["slot"], kept)) for region in outside[name]
+            ]
+        return outside
+
+    def _kept(self) -> list[int]:
+        """Slots of prefixes, and of what was stored apart."""
+        seats = (*self.prefixes.values(), *self.held.values())
+        return [seat["slot"] for seat in seats if "slot" in seat]
+
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""
         setup = self.setup
@@ -313,6 +345,7 @@ class Ledger:
         slots = max(setup.slots, int(taken.max(initial=0)) + 1)
         seated = np.zeros(slots, bool)
         seated[taken] = True
+        seated[[slot for slot in self._kept() if slot < slots]] = True
         kinds = {(b.axes[1], row) for b in self.buffers if (row := _row_axis(b))}
         rows = {"ring": setup.ring, "step": setup.window}
         places = {"slot": slots, "request": setup.slots}

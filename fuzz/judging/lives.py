@@ -29,8 +29,8 @@ from ringfold.fuzz.histories.trace import (
 )
 from ringfold.fuzz.judging.differential import Differential, blamed
 from ringfold.fuzz.judging.placing import place
-from ringfold.fuzz.judging.truth import Kept
-from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.fuzz.judging.truth import ERROR, LOCAL, STATE, Kept, Window
+from ringfold.fuzz.target import Inputs, RefusedError, Request, Target
 from ringfold.sim.cursors import Cursors
 
 
@@ -44,6 +44,10 @@ class Lives(Differential):
         self.saved: dict[Request, Kept] = {}
         self.prefixes: dict[int, tuple[Kept, bool]] = {}
         """What the prefix cache keeps, and whether records were folded into it on the way."""
+        self.apart: dict[Request, Kept] = {}
+        """Where each request was whose state was stored apart, when that was."""
+        self.older: set[int] = set()
+        """Prefixes that were such states."""
         self.skipped: Counter[str] = Counter()
 
     def _move(self, operation: Operation) -> None:
@@ -141,6 +145,7 @@ class Lives(Differential):
         self._judge_frame({})
         self.ledger.free(request)
         self.truth.free(request)
+        self.apart.pop(request, None)
         self.judge.unproven.discard(request)
 
     def _fork(self, request: Request, source: Request) -> None:
@@ -162,6 +167,7 @@ class Lives(Differential):
         self.ledger.save(request)
         self.saved[request] = self.truth.take(request)
         self.truth.free(request)
+        self.apart.pop(request, None)
 
     def _restore(self, request: Request) -> None:
         self._call(lambda target: target.restore(request))
@@ -177,19 +183,32 @@ class Lives(Differential):
             self._judge_state([request])
 
     def _donate(self, request: Request, prefix: int) -> None:
+        """A prefix is what the request holds, or what was stored apart of it before."""
+        tracked = getattr(self.target, "keeps_tracked", False)
+        if tracked and request not in self.apart:
+            raise RefusedError(
+                f"target {self.target.name}: request {request} leaves a prefix, but its cache "
+                "keeps tracked states and there is none: track one of its tokens before"
+            )
         waiting = self.ledger.entry(request).lag > 0
         whole = self.dialect.donates == "state"
-        kept = self.truth.take(request) if whole else self.truth.take_checkpoint(request)
-        self.prefixes[prefix] = kept, whole and waiting
+        if tracked:
+            self.older.add(prefix)
+            self.prefixes[prefix] = self.apart.pop(request), False
+        else:
+            kept = self.truth.take(request) if whole else self.truth.take_checkpoint(request)
+            self.prefixes[prefix] = kept, whole and waiting
         seat = self._call(lambda target: target.donate(request, prefix))
         self._judge_frame(self.ledger.donate_may_write(request))
         self.ledger.donate(request, prefix, seat)
         self.truth.free(request)
         self.judge.unproven.discard(request)
+        self._judge_older(request, prefix)
 
     def _hit(self, request: Request, prefix: int) -> None:
         kept, folded = self.prefixes[prefix]
         self._call(lambda target: target.hit(request, prefix))
+        self._judge_older(request, prefix)
         self._seat_copy(request, kept)
         self.judge.level([request])  # its bits were compared when they were folded
         if folded:
@@ -201,7 +220,40 @@ class Lives(Differential):
         self._call(lambda target: target.evict(prefix))
         self._judge_frame({})
         self.ledger.evict(prefix)
+        self.older.discard(prefix)
         del self.prefixes[prefix]
+
+    def _store_apart(self, window: Window, counts: NDArray[np.int64]) -> list[Kept]:
+        """Where requests are after `counts` [row] tokens of a window, which are not committed yet.
+
+        What was stored apart of them before is given up.
+        """
+        if not window.requests:
+            return []
+        self.ledger.let_go(window.requests)
+        with self._timed("oracle"):
+            return self.truth.ahead(window, counts)
+
+    def _judge_apart(self, requests: list[Request], kept: list[Kept], tokens: int) -> None:
+        """Judge what was stored apart; from then on nobody may write there."""
+        if not requests:
+            return
+        with self._timed("checks"):
+            slots = self.ledger.seats(requests, "track").tolist()
+            got = self.judge.tracked(requests, slots, kept)
+            self.judge.same_tracked(requests, tokens)
+        self.ledger.hold(requests)
+        for row, (request, where) in enumerate(zip(requests, kept, strict=True)):
+            # Who looks at it later looks for these bits.
+            where[STATE][LOCAL], where[ERROR][LOCAL] = got[:, row], 0.0
+            self.apart[request] = where
+
+    def _judge_older(self, request: Request, prefix: int) -> None:
+        """Judge once more a prefix that was stored apart, where it lies now."""
+        if prefix in self.older:
+            with self._timed("checks"):
+                slot = self.ledger.prefixes[prefix]["slot"]
+                self.judge.tracked([request], [slot], [self.prefixes[prefix][0]])
 
     def _place(self, places: Sequence[Place]) -> None:
         """Seat requests in the middle of their protocol: checkpoint, records, cursors at once."""

@@ -166,6 +166,8 @@ class Undecayed(NamedTuple):
 
 Kept = list[Array]
 """Where one request is: its row of each of `Truth.arrays`."""
+STATE, ERROR, PAST = 0, 1, 3
+"""Of `Kept`: [2, layer, HV, V, K], [2, layer, HV, V], and windows [1, layer, channel, W - 1]."""
 
 
 class Truth:
@@ -368,17 +370,17 @@ class Truth:
         past = self.past[0][:, self.at(window.requests)]
         return advanced(self.weight, past, window.convolved.projections, counts)
 
-    def ahead(self, window: Window, counts: Ints) -> tuple[Array, Array]:
-        """What a checkpoint written after `counts` [row] tokens must hold; shapes as `expected`."""
+    def ahead(self, window: Window, counts: Ints) -> list[Kept]:
+        """Where requests are after `counts` [row] tokens, if a checkpoint is written there."""
         at = self.at(window.requests)
         self.part(at)
-        units = Units(self.error[:, :, at], self.mass[:, :, at])
-        trail = self._scan(self.state[:, :, at], units, window, counts)
-        running = self.running_gates(at, trail.tokens)
-        summed = self.summed(at, trail.tokens, trail.tokens.written[GLOBAL])
-        ended = Units(self._lost(trail, running, summed), trail.units.mass)
-        decays, held = lost_by_decays(running)[..., -1, :], summed.held[..., -1, :, :]
-        return trail.state, self._written(ended, trail.state, decays, held).error
+        before = [array[:, :, at].copy() for array in self.arrays]
+        self.commit(window, counts)
+        self.stored(window.requests)
+        kept = [self.take(request) for request in window.requests]
+        for array, values in zip(self.arrays, before, strict=True):
+            array[:, :, at] = values
+        return kept
 
     def _lost(self, trail: Trail, running: Array, summed: Undecayed) -> Array:
         """Error units at the end of `trail`, those of stored deltas among them."""

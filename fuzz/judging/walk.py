@@ -198,9 +198,15 @@ class Walk(Lives):
         inputs = self._inputs(rows, lengths, operation.tag, operation.profile)
         window = self._window(rows, lengths, inputs)
         outputs = self._call(lambda target: target.prefill(rows, lengths, inputs))
+        # Of the last whole chunk, where a target stores that state apart.
+        chunk = getattr(self.target, "tracked_chunk", None)
+        counts = window.lengths // chunk * chunk if chunk else np.zeros_like(window.lengths)
+        tracked = window.rows(counts > 0)
         with self.judge.prefilling(max(lengths)):
             self._judge_outputs(outputs, rows, lengths, window)
-            self._advance_in_place(window)
+            kept = self._store_apart(tracked, counts[counts > 0])
+            self._advance_in_place(window, tracked.requests)
+            self._judge_apart(tracked.requests, kept, tokens=0)
 
     def _decode(self, operation: Decode) -> None:
         """One token a row, committed at once: in place, or as a window of one."""
@@ -232,9 +238,9 @@ class Walk(Lives):
         self._judge_frame({**allowed, **self.ledger.commit_may_write(window.requests)})
         self._judge_committed(window.requests)
 
-    def _advance_in_place(self, window: Window) -> None:
+    def _advance_in_place(self, window: Window, tracked: Sequence[Request] = ()) -> None:
         """All tokens were added to the checkpoints, behind what waited."""
-        allowed = self.ledger.in_place_may_write(window.requests)
+        allowed = self.ledger.in_place_may_write(window.requests, tracked)
         self.ledger.advance_in_place(window.requests)
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
@@ -292,19 +298,10 @@ class Walk(Lives):
         self.steps += 1
         keeps = counts >= track if track is not None else np.zeros(counts.shape, bool)
         tracked = window.rows(keeps)
-        ahead, past = None, None
-        if tracked.requests:
-            stored = np.full(len(tracked.requests), track)
-            with self._timed("oracle"):
-                ahead = self.truth.ahead(tracked, stored)
-                past = self.truth.past_ahead(tracked, stored)
+        kept = self._store_apart(tracked, np.full(len(tracked.requests), track or 0))
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
-        if ahead is not None:
-            self.judge.tracked(tracked.requests, *ahead)
-            if past is not None:
-                self.judge.convolution(tracked.requests, "track", past)
-            self.judge.same_tracked(tracked.requests, track or 0)
+        self._judge_apart(tracked.requests, kept, track or 0)
         self._judge_committed(window.requests)
 
     def _judge_committed(self, requests: Sequence[Request]) -> None:

@@ -10,6 +10,7 @@ where, what, the limit and the way out. docs/traces.md shows the format by examp
 
 from ringfold.fuzz.histories.trace.history import PayloadSpec, Symptom, Trace, TraceError, digest
 from ringfold.fuzz.histories.trace.operations import (
+    CHUNK,
     CHUNK_MAX,
     REQUEST_MAX,
     WORD_MAX,
@@ -42,8 +43,9 @@ from ringfold.fuzz.histories.trace.validity import validate
 from ringfold.fuzz.histories.trace.writing import replacing, save
 
 __all__ = [
-    "CHUNK_MAX", "REQUEST_MAX", "WORD_MAX", "Admit", "Batched", "Commit", "Decode", "Donate",
-    "Evict", "Fork", "Free", "Hit", "Idle", "Operation", "PayloadSpec", "Place", "Prefill",
-    "Repeat", "Request", "Restore", "Save", "Seats", "Symptom", "Tagged", "Trace", "TraceError",
-    "Verify", "digest", "kind", "load", "replacing", "rewritten", "save", "unroll", "validate",
+    "CHUNK", "CHUNK_MAX", "REQUEST_MAX", "WORD_MAX", "Admit", "Batched", "Commit", "Decode",
+    "Donate", "Evict", "Fork", "Free", "Hit", "Idle", "Operation", "PayloadSpec", "Place",
+    "Prefill", "Repeat", "Request", "Restore", "Save", "Seats", "Symptom", "Tagged", "Trace",
+    "TraceError", "Verify", "digest", "kind", "load", "replacing", "rewritten", "save", "unroll",
+    "validate",
 ]  # fmt: skip

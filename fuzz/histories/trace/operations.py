@@ -18,7 +18,8 @@ OPERATIONS_MAX: Final = 1_000_000  # after unrolling
 ROWS_MAX: Final = 65_536  # of one batch
 REQUEST_MAX: Final = 65_535
 WORD_MAX: Final = 2**32 - 1
-CHUNK_MAX: Final = 128  # tokens of a prefill's row: two of the chunks that kernels work in
+CHUNK: Final = 64  # tokens that a prefill's kernels work on at a time
+CHUNK_MAX: Final = 3 * CHUNK  # tokens of a prefill's row
 
 Request = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]
 Prefix = Annotated[int, Meta(ge=0, le=REQUEST_MAX)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from ringfold.fuzz.targets.pool import host, sessions, shims
+from ringfold.fuzz.targets.pool import host, sessions, shims, tracks
 from ringfold.fuzz.targets.pool.protocol import Message
 from ringfold.fuzz.targets.pool.requests import PLACES, forget_lengths, holder, new, prompt
 from ringfold.fuzz.targets.pool.server import Server
@@ -26,6 +26,10 @@ class Lives(Server):
         self.saved: dict[int, Any] = {}
         self.verified: set[int] = set()
         """Requests that have verified since they were prefilled last."""
+        self.stored: dict[int, int] = {}
+        """How many tokens the state holds that was stored apart of a request last."""
+        self.given: dict[int, int] = {}
+        """The slot of that state, where the prefix cache has it already."""
 
     def admit(
         self, state: NDArray[Any], past: NDArray[Any] | None = None, *, request: int
@@ -64,17 +68,25 @@ class Lives(Server):
         if (session := made.session) is not None:
             self.prefixes.end(made)
             sessions.close(self.prefixes.cache, session)
-            return
-        self.pool.free_mamba_cache(made)
-        self.pool.free(made)
-        forget_lengths(made)
+        elif made.rid in self.prefixes.prompts:
+            self.prefixes.end(made, insert=False)
+        else:
+            self.pool.free_mamba_cache(made)
+            self.pool.free(made)
+            forget_lengths(made)
+        self.prefixes.forget(made)
 
     def donate(self, *, request: int, prefix: int) -> Message:
-        """Finish: its slot, or the one that was tracked, is the prefix cache's from now on."""
-        seat = self._places(request)
+        """Finish: its slot, or the one that was tracked, is the prefix cache's from now on.
+
+        Returns how many tokens its key lacks: of those that were fed, or of those whose state was
+        stored apart.
+        """
+        seat, stored = self._places(request), self.stored.get(request)
         made = self._gone(request)
         sessions.leave(self.prefixes.cache, made)
-        lacks = self.prefixes.finish(made, prefix)
+        fed, kept = self.prefixes.finish(made, prefix)
+        lacks = (fed if stored is None else stored) - kept
         return Message("done", {"slot": seat.get("track", seat["slot"]), "lacks": lacks}, [])
 
     def hit(self, *, request: int, prefix: int) -> Message:
@@ -112,13 +124,13 @@ class Lives(Server):
         made.load_kv_cache(self.pool, host.allocator(self.pool.mamba_pool))
         return self._seat(request)
 
-    def _next_turn(self, request: int) -> None:
+    def _next_turn(self, request: int, tokens: int) -> None:
         """Finish a session's turn and begin the next, in the places that the session kept."""
         ends, before = self.requests[request], self._places(request)
         sessions.join(self.prefixes.cache, ends)
         session = ends.session
         count = self.prefixes.end(ends)
-        made = new(request, count + 1)
+        made = new(request, count + tokens)
         made.session = session
         self.prefixes.match(made)
         self.requests[request] = made
@@ -134,6 +146,8 @@ class Lives(Server):
 
     def _gone(self, request: int) -> Any:
         self.verified.discard(request)
+        self.stored.pop(request, None)
+        self.given.pop(request, None)
         return self.requests.pop(request)
 
     def _unlocked(self, request: int, made: Any) -> Any:
@@ -178,7 +192,6 @@ class Lives(Server):
     def _places(self, request: int) -> dict[str, int]:
         seat = {"slot": self._slot(request), "request": self._row(request)}
         if self.setup["tracks"]:
-            made, name = self.requests[request], "mamba_ping_pong_track_buffer"
-            last = self.pool.get_mamba_ping_pong_keep_idx(made)
-            seat["track"] = int(getattr(holder(made, name), name)[last])
+            own = tracks.kept(self.pool, self.requests[request])
+            seat["track"] = self.given.get(request, own)
         return seat

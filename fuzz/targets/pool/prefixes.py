@@ -9,6 +9,7 @@ the state it keeps must hold.
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import torch
@@ -51,32 +52,64 @@ class Prefixes:
         )
         self.kept: dict[int, Any] = {}
         """Tokens of each prefix."""
+        self.prompts: dict[str, list[Any]] = {}
+        """Tokens of what else it keeps, by the request that goes on from there."""
+        self.named: dict[str, int] = {}
+        """For how many tokens of a request there are places for keys and values."""
 
-    def end(self, request: Any) -> int:
+    def publish(self, request: Any) -> int:
+        """What a scheduler does behind a prefill: the cache takes what was stored of the prompt.
+
+        Returns how much of it. The request goes on, and holds on to that.
+        """
+        from sglang.srt.mem_cache import common
+
+        before = _protected(request)
+        self._name_places(request, fed(request))
+        if hasattr(common, "checkpoint_kv_cache"):
+            common.checkpoint_kv_cache(request, self.cache)
+        else:
+            common.maybe_cache_unfinished_req(request, self.cache)
+        if (count := _protected(request)) > before:
+            tokens = request.origin_input_ids[:count]
+            self.prompts.setdefault(request.rid, []).append(tokens)
+            return count
+        return 0
+
+    def forget(self, request: Any) -> None:
+        """Have the cache give up what a request left there that no prefix is named after."""
+        self.named.pop(request.rid, None)
+        for tokens in reversed(self.prompts.pop(request.rid, [])):
+            if tokens not in self.kept.values():
+                self._give_up(tokens)
+
+    def end(self, request: Any, *, insert: bool = True) -> int:
         """`release_kv_cache` of a request that has finished; returns how many tokens were fed."""
         from sglang.srt.managers.schedule_batch import FINISH_LENGTH, ReqKvInfo
         from sglang.srt.mem_cache.common import release_kv_cache
 
         count = fed(request)
-        row = holder(request, "req_pool_idx").req_pool_idx
-        self.pool.req_to_token[row, :count] = self.allocator.alloc(count).to(torch.int32)
+        self._name_places(request, count)
         if request.kv is None:
             given = {"kv_allocated_len": count, "swa_evicted_seqlen": 0}
             request.kv = ReqKvInfo(**{k: v for k, v in given.items() if _takes(ReqKvInfo, k)})
         set_lengths(request, count)
         request.finished_reason = FINISH_LENGTH(length=count)
-        insert = "checkpoint" if _takes(release_kv_cache, "checkpoint") else "is_insert"
-        release_kv_cache(request, self.cache, **{insert: True})
+        flag = "checkpoint" if _takes(release_kv_cache, "checkpoint") else "is_insert"
+        release_kv_cache(request, self.cache, **{flag: insert})
         return count
 
-    def finish(self, request: Any, prefix: int) -> int:
-        """The same, for the sake of what is kept; returns how many of the tokens are not."""
+    def finish(self, request: Any, prefix: int) -> tuple[int, int]:
+        """The same, for the sake of what is kept.
+
+        Returns how many tokens were fed, and of how many of them the cache has a state.
+        """
         count = self.end(request)
         tokens = (request.origin_input_ids + request.output_ids)[:count]
-        self.kept[prefix] = tokens
-        kept = self._matched(prefix)
+        kept = self._matched(tokens)
         self.kept[prefix] = tokens[:kept]
-        return count - kept
+        self.forget(request)
+        return count, kept
 
     def match(self, request: Any) -> None:
         """What a scheduler asks first: how much of the prompt is kept.
@@ -86,21 +119,44 @@ class Prefixes:
         request.init_next_round_input(self.cache)
 
     def evict(self, prefix: int) -> None:
-        """Have the cache give up what was used least recently: this one, after all others were."""
+        """Have the cache give a prefix up."""
+        self._give_up(self.kept.pop(prefix))
+
+    def _give_up(self, tokens: Any) -> None:
+        """Evict what was used least recently: this one, after all others were.
+
+        To use a prefix is to use all that it begins with, so who begins with this one comes first.
+        """
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        del self.kept[prefix]
-        for other in self.kept:
-            self._matched(other)
+        count = len(tokens)
+        others = [*self.kept.values(), *itertools.chain(*self.prompts.values())]
+        for other in sorted(others, key=lambda other: other[:count] != tokens):
+            if other != tokens:
+                self._matched(other)
         self.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
 
-    def _matched(self, prefix: int) -> int:
+    def _matched(self, tokens: Any) -> int:
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        found = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(self.kept[prefix], None)))
+        found = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None)))
         indices = getattr(found, "device_indices", None)
         return int(found.device_prefix_len) if indices is None else len(indices)
+
+    def _name_places(self, request: Any, count: int) -> None:
+        """Give its first `count` tokens places for keys and values, those that have none."""
+        have = self.named.get(request.rid, 0)
+        if count > have:
+            row = holder(request, "req_pool_idx").req_pool_idx
+            places = self.allocator.alloc(count - have).to(torch.int32)
+            self.pool.req_to_token[row, have:count] = places
+            self.named[request.rid] = count
+
+
+def _protected(request: Any) -> int:
+    """How many of its tokens a request holds on to in the cache."""
+    return int(holder(request, "cache_protected_len").cache_protected_len)
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-VOCABULARY = 1000
+import torch
+
+VOCABULARY = 2**20
 """Tokens of one request lie apart from those of all others."""
 
 PLACES = (
@@ -35,6 +37,24 @@ def new(number: int, length: int = 0, tokens: Any = None) -> Any:
 
     own = prompt(number, length) if tokens is None else tokens
     return Req(str(number), "", own, SamplingParams(max_new_tokens=1))
+
+
+def extend(request: Any, number: int, before: int, count: int) -> None:
+    """Have `count` tokens behind the first `before` be what a prefill of its prompt brings next."""
+    request.origin_input_ids, request.output_ids = prompt(number, before + count), array("q")
+    request.init_next_round_input()
+    if hasattr(request, "set_extend_range"):
+        request.set_extend_range(before, before + count)
+        request.prefix_indices = torch.zeros(before, dtype=torch.int64)
+    else:
+        request.prefix_len, request.extend_end = before, before + count
+    set_lengths(request, before + count)
+
+
+def speak(request: Any, number: int, before: int, count: int) -> None:
+    """Have `count` tokens behind the first `before` be its output, and one that is not yet fed."""
+    tokens = prompt(number, before + count + 1)
+    request.origin_input_ids, request.output_ids = tokens[:before], tokens[before:]
 
 
 def fed(request: Any) -> int:

@@ -14,12 +14,14 @@ from ringfold.fuzz.targets.pool.prefixes import Prefixes
 from ringfold.fuzz.targets.pool.tensors import tensor
 from ringfold.fuzz.targets.standins import Loose
 
-FULL_TOKENS = 1024
-"""Token places of the pool of full attention, which nothing here computes with."""
+FULL_TOKENS = 2**14
+"""How long a request may get; of it nothing is computed but keys of prefixes."""
 
 
 TRACKING_SLOTS = 2
 """Of each request, written in turn: with overlapped scheduling, as is the default."""
+PROMPT_SLOTS = 2
+"""Of each request: its prompt's prefix in the cache, and the next one before that is given up."""
 
 
 class Server:
@@ -65,7 +67,7 @@ class Server:
         with shims.Allocating(self.arena.take):
             return HybridReqToTokenPool(
                 size=running,
-                mamba_size=(1 + TRACKING_SLOTS) * running if s["tracks"] else running,
+                mamba_size=running * (1 + s["tracks"] * (TRACKING_SLOTS + PROMPT_SLOTS)),
                 mamba_spec_state_size=running,
                 max_context_len=FULL_TOKENS,
                 device=DEVICE,

@@ -16,7 +16,7 @@ from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.graphs import Graphs
 from ringfold.fuzz.targets.pool.lives import Lives
 from ringfold.fuzz.targets.pool.protocol import Message
-from ringfold.fuzz.targets.pool.requests import set_lengths
+from ringfold.fuzz.targets.pool.requests import extend, fed
 from ringfold.fuzz.targets.pool.tensors import bits, indices, tensor
 from ringfold.fuzz.targets.standins import Loose
 
@@ -67,19 +67,22 @@ class Pool(Lives):
         *,
         rows: list[int],
         lengths: list[int],
+        stored: list[int],
     ) -> Message:
         """More of some prompts, on the rows and slots that they have: `prepare_for_extend`.
 
-        Who has verified since its last one begins a turn of a session.
+        Who has verified since its last one begins a turn of a session. With an extra buffer the
+        state after so many tokens is `stored` apart, and the prefix cache takes it.
+        Returns where each request is now, besides the outputs.
         """
-        before = [self.prompt] * len(rows)
-        for row in rows:
+        before = [fed(self.requests[row]) for row in rows]
+        for row, length, count in zip(rows, lengths, before, strict=True):
             if row in self.verified:
-                self._next_turn(row)
-            else:
-                set_lengths(self.requests[row], self.prompt)
+                self._next_turn(row, length)
+            extend(self.requests[row], row, count, length)
         self.verified.difference_update(rows)
-        if self.pool.alloc([self.requests[row] for row in rows]) is None:
+        requests = [self.requests[row] for row in rows]
+        if self.pool.alloc(requests) is None:
             raise RuntimeError("the pool has no row left")
         starts = np.cumsum([0, *lengths[:-1]])
         batch = self._batch(rows, 0, self._mode("EXTEND"), 0)
@@ -91,7 +94,24 @@ class Pool(Lives):
         batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = lengths, before
         batch.seq_lens = batch.extend_prefix_lens + batch.extend_seq_lens
         batch.seq_lens_cpu = batch.seq_lens.cpu()
-        return self._forward(batch, self.setup["window"], [mixed, a, b], padded=False)
+        if self.setup["tracks"]:
+            tracks.name_chunks(batch, requests, self.pool, self.runner.model_config)
+        done = self._forward(batch, self.setup["window"], [mixed, a, b], padded=False)
+        if self.setup["tracks"]:
+            for row, count, tokens in zip(rows, before, stored, strict=True):
+                self._publish(row, count + tokens if tokens else 0)
+        seats = [self._places(row) for row in rows]
+        return done._replace(fields={"seats": seats})
+
+    def _publish(self, row: int, stored: int) -> None:
+        """Have the prefix cache take what a prefill has stored; where it lies does not change."""
+        request = self.requests[row]
+        if stored:
+            self.stored[row] = stored
+            self.given.pop(row, None)
+        slot = self._places(row)["track"]
+        if self.prefixes.publish(request):
+            self.given[row] = slot
 
     def idle(self) -> None:
         """The forward pass of a server that has nothing to do while its peers have."""
@@ -112,6 +132,7 @@ class Pool(Lives):
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         count = len(rows)
+        lengths = [tracks.length(fed(self.requests[row]), tokens, track) for row in rows]
         index = torch.full((count, tokens), -1, dtype=torch.int32)
         for i, n in enumerate(accepted):
             index[i, :n] = torch.arange(n, dtype=torch.int32) + i * tokens
@@ -119,7 +140,7 @@ class Pool(Lives):
             forward_mode=self._mode("TARGET_VERIFY" if count else "IDLE"),
             reqs=[self.requests[request] for request in rows],
             req_to_token_pool=self.pool,
-            seq_lens=torch.full((count,), tracks.length(track), dtype=torch.int64, device=DEVICE),
+            seq_lens=torch.tensor(lengths, dtype=torch.int64, device=DEVICE),
             tree_cache=Loose(page_size=1),
             spec_algorithm=Loose(is_none=lambda: False),
         )
@@ -140,6 +161,10 @@ class Pool(Lives):
             self.graphs.run("commit", (self.size, count, tokens), work, inputs)
         if self.setup["tracks"] and track is not None:
             tracks.note(batch, rows, accepted, track)
+            for row, length, n in zip(rows, lengths, accepted, strict=True):
+                if n >= track:
+                    self.stored[row] = length + track
+                    self.given.pop(row, None)
         return Message("done", {"seats": [self._places(request) for request in rows]}, [])
 
     def captured(self) -> Message:

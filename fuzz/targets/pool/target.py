@@ -8,8 +8,9 @@ A server steps a batch at a time: it verifies windows of one length and commits 
 history of this target does that too (`lockstep`), and one that does not is refused.
 
 `sglang-pool==VERSION+tracks` is the server whose prefix cache has an extra buffer: each request
-owns two more slots, in which the commit stores the state at an interval's end, in turn. That is
-what the cache keeps of a request, so one that leaves a prefix must have been tracked at its end.
+owns two more slots, in which a commit stores the state at an interval's end and a prefill that of
+its last whole chunk, in turn. That is what the cache keeps of a request, and it takes the latter as
+soon as it is there.
 
 `sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
@@ -23,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfold.fuzz.histories.trace import CHUNK
 from ringfold.fuzz.judging.arrays import DTYPES
 from ringfold.fuzz.target import (
     IEEE,
@@ -40,7 +42,6 @@ from ringfold.fuzz.targets import environments
 from ringfold.fuzz.targets.pool import views
 from ringfold.fuzz.targets.pool.precision import precision
 from ringfold.fuzz.targets.pool.process import WorkerError, WorkerProcess, command
-from ringfold.fuzz.targets.pool.tracked import Tracked
 from ringfold.fuzz.targets.sglang_compact import short_ring
 from ringfold.fuzz.targets.sglang_release import Release
 from ringfold.sim.dialects import (
@@ -124,6 +125,8 @@ class SglangPool:
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.tracks, self.graphs = tracks, graphs
+        self.keeps_tracked = tracks
+        self.tracked_chunk = CHUNK if tracks else None
         self.operations = OPERATIONS if tracks else OPERATIONS - {"track"}
         self.device = device
         self.precision: Precision = IEEE
@@ -140,7 +143,6 @@ class SglangPool:
         self.seats: dict[Request, dict[str, int]] = {}
         self.batch: list[Request] = []
         self.tokens = 0
-        self.tracked = Tracked(name)
 
     def identity(self) -> Mapping[str, str]:
         """Release, versions in its environment, SHA-256 of the files that drive the pool."""
@@ -197,7 +199,7 @@ class SglangPool:
         arrays = [parameters.A_log, parameters.dt_bias, weight]
         reply = self.worker.call("open", {"pool": self.pool, "setup": fields}, arrays)
         self.started = self.worker.starts
-        self.seats, self.batch, self.tracked = {}, [], Tracked(self.name)
+        self.seats, self.batch = {}, []
         self.shown = views.of(self.dialect, setup, self.worker.pid, **reply.fields)
         self.convolved = self.before = self.shown[CONVOLUTION.name].array
         if not setup.convolution:
@@ -217,13 +219,11 @@ class SglangPool:
     def free(self, request: Request) -> None:
         """Give slot and row back to the pool."""
         del self.seats[request]
-        self.tracked.move([request])
         self._ask("free", request=request)
 
     def save(self, request: Request) -> None:
         """Through the release's retraction to host memory."""
         del self.seats[request]
-        self.tracked.move([request])
         self._ask("save", request=request)
 
     def restore(self, request: Request) -> None:
@@ -236,8 +236,6 @@ class SglangPool:
         The length of the key says which tokens the cache takes the state to hold.
         """
         waiting = self._waiting(request)
-        if self.tracks:
-            self.tracked.require(request, self.shown["checkpoint"].array, self.seats[request])
         del self.seats[request]
         reply = self._ask("donate", request=request, prefix=prefix).fields
         claims = 0 if self.dialect.donates == "state" else waiting
@@ -260,12 +258,15 @@ class SglangPool:
         self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
     ) -> NDArray[Any]:
         """Chunks of several prompts in one forward pass."""
-        self.tracked.move(rows)
         if self.batch:
             raise self._refusal(f"a prefill before requests {self.batch} were committed")
-        fields = {"rows": [*rows], "lengths": [*lengths]}
-        (outputs,) = self._ask("prefill", self._projections(inputs), **fields).arrays
-        return self._activations(outputs)
+        chunk = self.tracked_chunk
+        stored = [0 if chunk is None else n // chunk * chunk for n in lengths]
+        fields = {"rows": [*rows], "lengths": [*lengths], "stored": stored}
+        reply = self._ask("prefill", self._projections(inputs), **fields)
+        for row, seat in zip(rows, reply.fields["seats"], strict=True):
+            self.seats[row].update(seat)
+        return self._activations(reply.arrays[0])
 
     def verify(
         self, rows: Sequence[Request | None], lengths: Sequence[int], inputs: Inputs
@@ -274,7 +275,6 @@ class SglangPool:
         if len(set(lengths)) != 1:
             raise self._refusal(f"windows of {list(lengths)} tokens in a batch")
         tokens, real = lengths[0], [row for row in rows if row is not None]
-        self.tracked.move(real)
         if self.batch and (real, tokens) != (self.batch, self.tokens):
             raise self._refusal(f"a verify before that of requests {self.batch} was committed")
         if self.batch:  # once more, from another state
@@ -318,13 +318,9 @@ class SglangPool:
         for (row, _), seat in zip(kept, reply.fields["seats"], strict=True):
             self.seats[row].update(seat)  # whoever holds it sees where the last track lies
         self.batch = []
-        if self.tracks and tokens is not None:
-            ended = {row: self.seats[row] for row, n in kept if n == tokens}
-            self.tracked.note(ended, self.shown["checkpoint"].array)
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """The backend's decode step, on checkpoints in place: it knows nothing of their rings."""
-        self.tracked.move(rows)
         if self.batch:
             raise self._refusal(f"a decode before requests {self.batch} were committed")
         return self._batch("decode", rows, inputs, 1)

@@ -1,25 +1,37 @@
-"""An extra buffer: where a window crosses the track interval, the state there is stored apart.
+"""An extra buffer: states are stored apart, for the prefix cache, as a request goes on.
 
-The commit stores it in a slot of the request's own, and from then on the request knows up to which
-token it is kept: that much a prefix cache takes of it when it finishes. A server's requests cross
-where they happen to; here each is given the length at which it does when a trace says so.
+Where a window crosses the track interval the commit stores the state there, and a prefill stores
+that of the last whole chunk that it brings. Each goes to a slot of the request's own, and from then
+on the request knows up to which token it is kept: that much a prefix cache takes of it. A server's
+requests cross where they happen to; here each is given the length at which it does when a trace
+says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ringfold.fuzz.targets.pool import shims
-from ringfold.fuzz.targets.pool.requests import prompt
+from ringfold.fuzz.targets.pool.arena import DEVICE
+from ringfold.fuzz.targets.pool.requests import holder, speak
 from ringfold.fuzz.targets.standins import Loose
 
 INTERVAL = 256
 """Tokens, unless --mamba-track-interval says another."""
 
 
-def length(track: int | None) -> int:
-    """Of requests whose window's token `track` ends an interval; of none: that end none."""
-    return INTERVAL - (track or 0)
+def length(fed: int, tokens: int, track: int | None) -> int:
+    """The next length, of a request that has fed so many, at which an interval ends in a window.
+
+    It ends at the window's token `track`; without one, at none of its `tokens`.
+    """
+    if track is not None:
+        return -(-(fed + track) // INTERVAL) * INTERVAL - track
+    end = (fed // INTERVAL + 1) * INTERVAL
+    return fed if fed + tokens < end else end
 
 
 def name_slots(batch: Any, places: Any) -> None:
@@ -41,10 +53,47 @@ def note(batch: Any, numbers: list[int], accepted: list[int], track: int) -> Non
         scheduler, *given
     )
     result = Loose(num_correct_drafts_per_req_cpu=[n - 1 for n in accepted])
+    lengths = batch.seq_lens.tolist()
     for i, (request, number, n) in enumerate(zip(batch.reqs, numbers, accepted, strict=True)):
         if n >= track:
-            # Of its output the last token is not yet fed.
-            tokens = prompt(number, length(track) + n + 1)
-            request.origin_input_ids = tokens[: length(track)]
-            request.output_ids = tokens[length(track) :]
+            speak(request, number, lengths[i], n)
         processor._mamba_prefix_cache_update(scheduler, request, batch, result, i)
+
+
+def name_chunks(batch: Any, requests: Sequence[Any], pool: Any, config: Any) -> None:
+    """What `prepare_for_extend` does with an extra buffer: who stores which chunk's state where."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    scheduled = Loose(
+        req_to_token_pool=pool, tree_cache=Loose(page_size=1), model_config=config, reqs=requests
+    )
+    entries = [
+        ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(scheduled, request)
+        for request in requests
+    ]
+    slots = [
+        entry.track_index
+        if hasattr(entry, "track_index")
+        else int(_buffer(request)[entry.track_position])
+        for entry, request in zip(entries, requests, strict=True)
+    ]
+    batch.mamba_prefill_track_mask_cpu = [bool(entry.track_mask) for entry in entries]
+    batch.mamba_track_seqlens_cpu = [int(entry.track_seqlen) for entry in entries]
+    batch.mamba_track_mask = torch.tensor(batch.mamba_prefill_track_mask_cpu, device=DEVICE)
+    batch.mamba_track_indices = torch.tensor(slots, dtype=torch.int64, device=DEVICE)
+    batch.mamba_track_seqlens = torch.tensor(
+        batch.mamba_track_seqlens_cpu, dtype=torch.int64, device=DEVICE
+    )
+    if hasattr(ForwardBatch, "mamba_track_aligned_lens"):
+        batch.mamba_track_aligned_lens = lambda: ForwardBatch.mamba_track_aligned_lens(batch)
+
+
+def kept(pool: Any, request: Any) -> int:
+    """The slot in which a request's last such state lies, while it is the request's own."""
+    return int(_buffer(request)[pool.get_mamba_ping_pong_keep_idx(request)])
+
+
+def _buffer(request: Any) -> Any:
+    name = "mamba_ping_pong_track_buffer"
+    return getattr(holder(request, name), name)

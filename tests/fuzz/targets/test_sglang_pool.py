@@ -20,6 +20,7 @@ import pytest
 
 from ringfold.fuzz.histories.payload import Payload
 from ringfold.fuzz.histories.trace import (
+    CHUNK,
     Admit,
     Commit,
     Decode,
@@ -283,23 +284,113 @@ def test_turns_of_sessions(version: str, driven: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ending", "why"),
-    [
-        (drafted(2, 2, 0), "end the request with a commit that tracks all it accepts"),
-        (drafted(2, 2, 0, track=1), "end the request with a commit that tracks all it accepts"),
-        ([*drafted(2, 1, 0, track=1), Decode(tag=3, rows=(0,))], "tracks all it accepts"),
-        (drafted(2, 2, 0, track=2, dead="garbage"), "was written over: leave dead memory alone"),
-    ],
-)
-def test_a_prefix_that_is_older_than_its_request_is_refused(
-    ending: list[Operation], why: str
-) -> None:
-    """The walk knows a request's committed state, and not the one that was stored before."""
-    target = pool_of("0.5.18", "+tracks")
-    operations = [Admit(request=0, tag=0), *ending, Donate(request=0, prefix=0)]
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
+def test_a_prefix_may_be_older_than_its_request(version: str) -> None:
+    """Windows, a plain step, an idle batch and garbage stand between the track and the finish."""
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *drafted(2, 2, 1, 0, track=1, dead="garbage"),
+        *drafted(3, 2, 0, 1, dead="garbage"),
+        Idle(rows=2),
+        Decode(tag=4, rows=(0, 1)),
+        *drafted(5, 2, 1, dead="garbage"),
+        Donate(request=1, prefix=0, dead="garbage"),
+        Admit(request=2, tag=6, dead="garbage"),
+        *drafted(7, 2, 2, 0),
+        Hit(request=3, prefix=0, dead="garbage"),
+        *drafted(8, 2, 3),
+        Donate(request=0, prefix=1),
+        Evict(prefix=0, dead="garbage"),
+        Hit(request=4, prefix=1),
+        *drafted(9, 2, 4, 2),
+    ]
 
-    with pytest.raises(RefusedError, match=why):
+    walked = walking.walk(trace_of(target, operations), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == ({"decode": 1} if target.dialect.has_ring else {})
+
+
+CHUNKS = ((64, 63), (65, 191), (128, 1), (192, 130))
+"""Of two prompts: the last chunk is whole, and read off the request's slot; or it is not, and the
+state is one of those that the kernels have at each chunk's start."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("lengths", CHUNKS)
+def test_prompts_are_tracked_at_their_last_whole_chunk(
+    version: str, lengths: tuple[int, int]
+) -> None:
+    """State and window; the cache has them while the request goes on, and another begins there."""
+    target = pool_of(version, "+tracks")
+    first, second = lengths
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(1, 0), lengths=(first, second), dead="garbage"),
+        *drafted(3, 2, 0, 1, dead="garbage"),
+        Donate(request=1, prefix=0, dead="garbage"),
+        Hit(request=2, prefix=0, dead="garbage"),
+        *drafted(4, 2, 0, 2),
+        *([Donate(request=0, prefix=1), Hit(request=3, prefix=1)] if second >= CHUNK else []),
+        Free(request=2),
+        Evict(prefix=0, dead="garbage"),
+        *(Admit(request=number, tag=number) for number in (5, 6)),
+        *drafted(7, 2, 5, 6, *([3] if second >= CHUNK else [])),
+    ]
+    dtypes = Dtypes("float16", "float16", "float32")
+
+    walked = walking.walk(trace_of(target, operations, dtypes=dtypes), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", RELEASES)
+def test_a_prompt_is_tracked_chunk_by_chunk(version: str) -> None:
+    """Each takes the place of the last; who leaves or is retracted takes what it has left along.
+
+    As many are admitted afterwards as there is room for: nothing was lost of their seats.
+    """
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [
+        *(Admit(request=number, tag=number) for number in range(4)),
+        *(
+            Prefill(tag=10 + i, rows=(0, 1, 2), lengths=lengths, dead="garbage")
+            for i, lengths in enumerate([(70, 64, 65), (64, 3, 100), (5, 129, 66)])
+        ),
+        *drafted(20, 2, 0, 3, 1),
+        Free(request=1, dead="garbage"),
+        *([] if target.dialect.has_ring else [Save(request=0), Restore(request=0)]),
+        Donate(request=2, prefix=0, dead="garbage"),
+        *drafted(21, 2, 0),
+        Hit(request=4, prefix=0),
+        Free(request=0),
+        Free(request=3, dead="garbage"),
+        Evict(prefix=0, dead="garbage"),
+        *(Admit(request=number, tag=number) for number in (5, 6, 7)),
+        Prefill(tag=30, rows=(7, 4), lengths=(64, 65)),
+        *drafted(31, 2, 4, 7, 6, 5),
+    ]
+    dtypes = Dtypes("float16", "float16", "float32")
+
+    walked = walking.walk(trace_of(target, operations, dtypes=dtypes), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
+def test_a_prefix_of_a_request_that_was_never_tracked_is_refused() -> None:
+    """The cache would keep nothing, and the trace names it."""
+    target = pool_of("0.5.18", "+tracks")
+    operations = [Admit(request=0, tag=0), *drafted(2, 2, 0), Donate(request=0, prefix=0)]
+
+    with pytest.raises(RefusedError, match="there is none: track one of its tokens before"):
         walking.walk(trace_of(target, operations), target)
 
 
