@@ -4,7 +4,7 @@
 #   bench    a step of SGLang and of ours, side by side                   90 s at most, the card alone
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
-#   seeds    our kernels from twenty seeds: no false alarm               SEEDS_SECONDS at most
+#   seeds    our kernels from twenty seeds: no false alarm               SEEDS_SECONDS + 90 s at most
 #   rate     how many row-windows a second the tester judges             70 s at most, the card alone
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
@@ -121,8 +121,12 @@ if wanted fuzz; then
   wait
 fi
 if wanted seeds; then
+  # All kernels compiled once, so that twenty commands need not.
+  small=(--geometry 1,2,32,32)
+  [ "$DEVICE" = cpu ] || run seeds-compile 90 "${ringfold[@]}" fuzz triton "${on[@]}" "${small[@]}" \
+    --max-windows 1000 --run-dir "$(mktemp -d)"
   run seeds "$SEEDS_SECONDS" "$PYTHON" docs/results/seeds.py "$OUT/seeds.json" triton \
-    "${on[@]}" "${OFTEN[@]}" ${COMMIT:+--commit "$COMMIT"}
+    "${on[@]}" "${small[@]}" "${OFTEN[@]}" ${COMMIT:+--commit "$COMMIT"}
 fi
 if wanted rate; then
   run rate 70 "${ringfold[@]}" fuzz triton "${on[@]}" "${SHORTLY[@]}" --geometry 1,2,32,32 \
