@@ -9,7 +9,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, OnDevice, device_of
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    OnDevice,
+    device_of,
+    until_stopped,
+)
 from ringfold.fuzz.comparing import bisect as bisecting
 from ringfold.fuzz.comparing.bisect import Bisected, RangeError, range_of
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
@@ -27,14 +33,17 @@ def bisect(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Walk a trace on every release of a range; name the first whose verdict changed."""
+    """Walk a trace on every release of a range; name the first whose verdict changed.
+
+    After Ctrl-C it tells which were walked, and where a change may still be.
+    """
     on = device_of(device)
     try:
         chosen = range_of(between)
     except RangeError as error:
         raise typer.BadParameter(str(error), param_hint="--between") from None
     history = load(trace)
-    with progress_display() as progress:
+    with progress_display() as progress, until_stopped() as stopped:
         task = progress.add_task("", total=None)
         report = bisecting.bisect(
             history,
@@ -43,7 +52,10 @@ def bisect(
             path=trace,
             fetch=fetch,
             on_progress=lambda name: progress.update(task, description=f"{trace} on {name}"),
+            stopped=stopped,
         )
+    if report.left and not report.releases:
+        raise KeyboardInterrupt  # nothing to tell yet
     if as_json:
         print_json(report)
     else:

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ringfold.fuzz.commands.options import AGREE, MISMATCH, OnDevice, device_of, writable_folder
+from ringfold.fuzz.commands.options import (
+    AGREE,
+    INCONCLUSIVE,
+    MISMATCH,
+    OnDevice,
+    device_of,
+    until_stopped,
+    writable_folder,
+)
 from ringfold.fuzz.comparing import metamorphic
 from ringfold.fuzz.comparing.metamorphic import Variations
 from ringfold.fuzz.comparing.variations import CHEAP, VARIATIONS
@@ -37,11 +45,14 @@ def vary(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell each history in other ways that must change nothing, and compare what comes of them."""
+    """Tell each history in other ways that must change nothing, and compare what comes of them.
+
+    After Ctrl-C it tells what was compared by then.
+    """
     on, folder = device_of(device), writable_folder(run_dir)
     under_test = registry.resolve(target, on)
     plans = plans_of(under_test, on, name=target)
-    with progress_display() as progress:
+    with progress_display() as progress, until_stopped() as stopped:
         progress.add_task(f"{target} on {on}: varying histories", total=None)
         report = metamorphic.vary(
             plans,
@@ -51,12 +62,17 @@ def vary(
             device=on,
             run_dir=folder,
             variations=VARIATIONS if far else CHEAP,
+            stopped=stopped,
         )
+    if stopped() and not report.windows:
+        raise KeyboardInterrupt  # nothing to tell yet
     if as_json:
         print_json(report)
     else:
         _show_varied(report)
-    raise typer.Exit(MISMATCH if report.findings else AGREE)
+    if report.findings:
+        raise typer.Exit(MISMATCH)
+    raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
 
 
 def _show_varied(report: Variations) -> None:
@@ -71,6 +87,8 @@ def _show_varied(report: Variations) -> None:
         for line in finding.reproduce:
             out.print(line, markup=False)
     out.print()
+    for reason in report.inconclusive:
+        out.print(f"inconclusive: {reason}", markup=False)
     out.print(
         f"{report.target} on {report.device}, seed {report.seed}: {len(report.findings)} findings; "
         f"{report.histories} histories, {report.windows} row-windows in {report.seconds:.0f} s.",

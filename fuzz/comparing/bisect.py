@@ -8,7 +8,7 @@ it does not own an operation of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,6 +68,8 @@ class Bisected(msgspec.Struct):
     releases: list[Walked]
     first: str | None = None
     """The first release whose verdict changed."""
+    left: list[str] = []
+    """Releases that nobody asked, since somebody wanted an end."""
     inconclusive: str = ""
 
 
@@ -103,13 +105,22 @@ def bisect(
     path: Path = Path(),
     fetch: bool = False,
     on_progress: Callable[[str], None] = lambda target: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Bisected:
     """Walk `trace`, which lies at `path`, on every release of a range.
 
-    With `fetch` a wheel that is not here is fetched. `on_progress` hears of every target.
+    With `fetch` a wheel that is not here is fetched. `on_progress` hears of every target. Once
+    somebody is `stopped`, what was walked by then is told.
     """
-    walked = list(_walks(trace, between, device, path.parent, fetch, on_progress))
-    report = Bisected(str(path), walked)
+    names = [f"{between.family}=={version}" for version in between.releases()]
+    walked = list[Walked]()
+    for name in names:
+        on_progress(name)
+        one = _walk(trace, name, device, path.parent, fetch, stopped)
+        if stopped():  # be it that this release failed because of that
+            break
+        walked.append(one)
+    report = Bisected(str(path), walked, left=names[len(walked) :])
     before: str | None = None
     for one in walked:
         if one.verdict is None:
@@ -118,36 +129,43 @@ def bisect(
         if one.changed and report.first is None:
             report.first = one.target
         before = one.verdict
-    if sum(one.verdict is not None for one in walked) < 2:
+    if report.left:
+        report.inconclusive = _stopped(report)
+    elif sum(one.verdict is not None for one in walked) < 2:
         report.inconclusive = "fewer than two releases say anything of this trace"
     return report
 
 
-def _walks(
+def _stopped(report: Bisected) -> str:
+    """What is known by then, and where a change may still be."""
+    count = len(report.left) + len(report.releases)
+    asked = f"stopped by hand: {len(report.left)} of {count} releases were not asked"
+    if report.first is not None:
+        return f"{asked}, from {report.left[0]} on; {report.first} says something else already"
+    said = [one.target for one in report.releases if one.verdict is not None]
+    behind = f"behind {said[-1]}" if said else "anywhere"
+    return f"{asked}; the verdict may change {behind}, up to {report.left[-1]}"
+
+
+def _walk(
     trace: Trace,
-    between: Range,
+    name: str,
     device: Device,
     folder: Path,
     fetch: bool,
-    on_progress: Callable[[str], None],
-) -> Iterator[Walked]:
-    for version in between.releases():
-        name = f"{between.family}=={version}"
-        on_progress(name)
-        try:
-            if fetch:
-                wheels.add(f"{PACKAGE}=={version}")
-            verdict = walk(trace, registry.resolve(name, device), folder=folder)
-        except (MissingTargetError, WheelError, RefusedError, SetupError) as error:
-            yield Walked(name, None, str(error))
-            continue
-        if verdict.skipped:
-            lacks = ", ".join(f"{kind} ({n})" for kind, n in verdict.skipped.items())
-            yield Walked(name, None, f"it does not own what the trace does: {lacks}")
-        elif not verdict.mismatches:
-            account = f"{verdict.windows} row-windows agree"
-            yield Walked(name, "agrees", account)
-        else:
-            symptoms = dict.fromkeys(f"{m.check}: {m.symptom}" for m in verdict.mismatches)
-            account = verdict.mismatches[0].sentence()
-            yield Walked(name, "; ".join(symptoms), account, mismatches=verdict.mismatches)
+    stopped: Callable[[], bool],
+) -> Walked:
+    try:
+        if fetch:
+            wheels.add(f"{PACKAGE}=={name.partition('==')[2]}")
+        verdict = walk(trace, registry.resolve(name, device), folder=folder, out_of_time=stopped)
+    except (MissingTargetError, WheelError, RefusedError, SetupError) as error:
+        return Walked(name, None, str(error))
+    if verdict.skipped:
+        lacks = ", ".join(f"{kind} ({n})" for kind, n in verdict.skipped.items())
+        return Walked(name, None, f"it does not own what the trace does: {lacks}")
+    if not verdict.mismatches:
+        return Walked(name, "agrees", f"{verdict.windows} row-windows agree")
+    symptoms = dict.fromkeys(f"{m.check}: {m.symptom}" for m in verdict.mismatches)
+    account = verdict.mismatches[0].sentence()
+    return Walked(name, "; ".join(symptoms), account, mismatches=verdict.mismatches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,7 @@ from ringfold.fuzz.findings.failures import as_failure, reproduce, write
 from ringfold.fuzz.histories.payload import Payload
 from ringfold.fuzz.histories.story import Plan
 from ringfold.fuzz.histories.trace import Free, Operation, Place, Trace
+from ringfold.fuzz.histories.trace.writing import replacing
 from ringfold.fuzz.judging import arrays
 from ringfold.fuzz.judging.differential import Rows
 from ringfold.fuzz.judging.judge import Judge, Position
@@ -67,10 +68,17 @@ class Witness(Walk):
     Without `oracle` it goes on whatever the checks say.
     """
 
-    def __init__(self, varied: Varied, target: Target, *, oracle: bool) -> None:
+    def __init__(
+        self,
+        varied: Varied,
+        target: Target,
+        *,
+        oracle: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         trace, spec = varied.trace, varied.trace.payload
         payload = Payload(trace.setup, spec.seed, spec.profile, varied.tensors)
-        super().__init__(trace, target, payload)
+        super().__init__(trace, target, payload, out_of_time=stopped)
         self.origin, self.tag = varied.origin, 0
         self.seen: dict[Key, Seen] = {}
         if not oracle:
@@ -118,15 +126,17 @@ class Testimony(NamedTuple):
     mismatches: list[Mismatch]
     seen: dict[Key, Seen]
     windows: int
+    complete: bool
+    """Whether it came to the history's end, or to what it found."""
 
 
-def testify(varied: Varied, target: Target, oracle: bool) -> Testimony:
+def testify(varied: Varied, target: Target, oracle: bool, stopped: Callable[[], bool]) -> Testimony:
     """Walk a trace on `target`, which is opened anew; see `Witness` for `oracle`."""
-    witness = Witness(varied, target, oracle=oracle)
+    witness = Witness(varied, target, oracle=oracle, stopped=stopped)
     verdict = witness.run()
     if not verdict.mismatches:
         witness.remember(list(witness.ledger.lines))
-    return Testimony(verdict.mismatches, witness.seen, verdict.windows)
+    return Testimony(verdict.mismatches, witness.seen, verdict.windows, verdict.complete)
 
 
 def contradiction(
@@ -181,6 +191,7 @@ class Variations(msgspec.Struct):
     windows: int = 0
     seconds: float = 0.0
     findings: list[Finding] = []
+    inconclusive: list[str] = []
 
 
 def vary(
@@ -194,6 +205,7 @@ def vary(
     oracle: bool = True,
     bits: frozenset[str] | None = None,
     variations: Sequence[Variation] = CHEAP,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Variations:
     """Walk histories and all their variations, until `windows_max` row-windows are verified.
 
@@ -207,28 +219,27 @@ def vary(
         oracle: whether checks other than these count.
         bits: variations that must keep the bits; what the target claims, unless given.
         variations: which to try.
+        stopped: whether somebody wants an end; what was compared by then is told.
     """
     start = time.perf_counter()
     claimed = getattr(target, "repeats_bits", frozenset()) if bits is None else bits
     report = Variations(target=plans[0].target if plans else target.name, device=device, seed=seed)
     for number, trace in _histories(plans, seed, device):
-        if report.windows >= windows_max:
+        if report.windows >= windows_max or stopped():
             break
-        plain = testify(Varied(trace), target, oracle)
-        report.histories += 1
+        plain = testify(Varied(trace), target, oracle, stopped)
         report.windows += plain.windows
+        report.histories += plain.complete
         if plain.mismatches:
             _found(report, "none", [Varied(trace)], plain.mismatches, target, run_dir)
             continue
-        for variation in variations:
-            key = [seed << 32 | zlib.crc32(variation.name.encode()), number]
-            varied = variation.make(trace, np.random.Generator(np.random.Philox(key=key)))
-            if varied is None or not _owns(target, varied.trace):
-                continue
-            if (retold := variation.retell(target)) is None:
-                continue
-            other = testify(varied, retold, oracle)
+        for variation, varied, retold in _retellings(variations, trace, target, seed, number):
+            if stopped():
+                break
+            other = testify(varied, retold, oracle, stopped)
             report.windows += other.windows
+            if not (other.complete or other.mismatches):
+                break
             report.judged[variation.name] = report.judged.get(variation.name, 0) + 1
             if other.mismatches:
                 _found(report, variation.name, [varied], other.mismatches, target, run_dir)
@@ -238,6 +249,11 @@ def vary(
                     pair = [Varied(trace), varied]
                     _found(report, variation.name, pair, [mismatch], target, run_dir)
     report.seconds = round(time.perf_counter() - start, 3)
+    if stopped():
+        asked = f"{len(report.judged)} of {len(variations)} variations were judged"
+        report.inconclusive.append(f"stopped by hand: {asked}")
+    elif not report.judged and not report.findings:
+        report.inconclusive.append("no history could be varied on this target")
     return report
 
 
@@ -247,6 +263,19 @@ def _histories(plans: Sequence[Plan], seed: int, device: Device) -> Iterator[tup
     while (lot := course.lot()) is not None:
         yield from enumerate(lot.traces, start=lot.first)
         course.hear(lot, [])
+
+
+def _retellings(
+    variations: Sequence[Variation], trace: Trace, target: Target, seed: int, number: int
+) -> Iterator[tuple[Variation, Varied, Target]]:
+    """What can be made of a history, and whom it is told to."""
+    for variation in variations:
+        key = [seed << 32 | zlib.crc32(variation.name.encode()), number]
+        varied = variation.make(trace, np.random.Generator(np.random.Philox(key=key)))
+        if varied is None or not _owns(target, varied.trace):
+            continue
+        if (retold := variation.retell(target)) is not None:
+            yield variation, varied, retold
 
 
 def _owns(target: Target, trace: Trace) -> bool:
@@ -295,5 +324,6 @@ def _kept(
     path = write(trace, mismatches, run_dir, device)
     if tensors:
         whole = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        save_file(whole, path.parent / TENSORS)
+        with replacing(path.parent / TENSORS) as part:
+            save_file(whole, part)
     return reproduce(path, trace.target, device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,61 @@ def test_a_wheel_is_fetched_when_that_is_asked_for(
     bisect(history(), range_of(releases("sound", "sound")), fetch=fetch)
 
     assert fetched == (["sglang==1.0", "sglang==1.1"] if fetch else [])
+
+
+class TestStopping:
+    """Ctrl-C, which the release of a number meets while it is walked."""
+
+    @pytest.fixture
+    def stopped_at(self, releases: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+        """Run the command and press it there."""
+        from ringfold.fuzz.histories.trace import save
+
+        path = tmp_path / "trace.json"
+        save(history(), path)
+
+        def run(number: int, *kinds: str) -> Any:
+            text = releases(*kinds)
+            resolve = registry.resolve
+
+            def pressing(name: str, device: Any) -> Target:
+                if name == f"sglang==1.{number}":
+                    os.kill(os.getpid(), signal.SIGINT)
+                return resolve(name, device)
+
+            monkeypatch.setattr(registry, "resolve", pressing)
+            given = ["bisect", str(path), "--between", text, "--json"]
+            return CliRunner().invoke(app, given)
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("number", "kinds", "first", "said"),
+        [
+            (2, ("sound",) * 4, None, "the verdict may change behind sglang==1.1, up to"),
+            (1, ("missing",) * 4, None, "the verdict may change anywhere, up to sglang==1.3"),
+            (3, ("sound", "bug", "bug", "bug"), "sglang==1.1", "sglang==1.1 says something else"),
+            (2, ("sound", "bug", "missing", "bug"), "sglang==1.1", "from sglang==1.2 on"),
+        ],
+    )
+    def test_what_was_walked_until_then_is_told(
+        self, stopped_at: Any, number: int, kinds: tuple[str, ...], first: str | None, said: str
+    ) -> None:
+        """And where a change may still be. Whom it met says nothing, be it for that very reason."""
+        found = stopped_at(number, *kinds)
+
+        assert found.exit_code == 3
+        report = json.loads(found.stdout.splitlines()[-1])
+        assert report["first"] == first
+        assert len(report["releases"]) == number
+        assert report["left"] == [f"sglang==1.{i}" for i in range(number, 4)]
+        assert said in report["inconclusive"]
+
+    def test_before_the_first_there_is_nothing_to_tell(self, stopped_at: Any) -> None:
+        """It just ends, as any command does."""
+        found = stopped_at(0, "sound", "sound")
+
+        assert (found.exit_code, found.stdout) == (130, "")
 
 
 class TestRange:

@@ -8,6 +8,11 @@ The last target rounds by one spacing where a batch has several rows, which no l
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +22,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ringfold.fuzz import cli
-from ringfold.fuzz.commands.options import AGREE
+from ringfold.fuzz.commands.options import AGREE, INCONCLUSIVE, MISMATCH, STOPPED
+from ringfold.fuzz.comparing import metamorphic
 from ringfold.fuzz.comparing.metamorphic import TENSORS, Variations, vary
 from ringfold.fuzz.comparing.retold import twice
-from ringfold.fuzz.comparing.variations import BITWISE, VARIATIONS, as_it_is
+from ringfold.fuzz.comparing.variations import BITWISE, CHEAP, VARIATIONS, as_it_is
 from ringfold.fuzz.findings.replay import Outcome, replay
 from ringfold.fuzz.histories.generate import history
 from ringfold.fuzz.histories.payload import Payload
@@ -237,3 +243,87 @@ def test_the_command(
     said = capsys.readouterr().out
     assert all(variation.name in said for variation in VARIATIONS)
     assert ("reproduce: ringfold replay" in said) == bool(code)
+
+
+class TestStopping:
+    """Ctrl-C, pressed by the test itself in the middle of a walk."""
+
+    @pytest.fixture
+    def pressing(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Press it in the walk of this number, at its fifth operation."""
+        testify, walks = metamorphic.testify, 0
+
+        def at(number: int) -> None:
+            def pressed(varied: Any, target: Target, oracle: bool, stopped: Any) -> Any:
+                nonlocal walks
+                walks += 1
+                operations = itertools.count()
+
+                def asked() -> bool:
+                    if (walks, next(operations)) == (number, 4):
+                        os.kill(os.getpid(), signal.SIGINT)
+                    return bool(stopped())
+
+                return testify(varied, target, oracle, asked)
+
+            monkeypatch.setattr(metamorphic, "testify", pressed)
+
+        return at
+
+    def told(
+        self, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Exit code, and the object printed."""
+        given = ["vary", name, "--run-dir", str(folder), "--json"]
+        code = cli.app(given, standalone_mode=False)
+        return code, json.loads(capsys.readouterr().out)
+
+    def test_what_was_compared_until_then_is_told(
+        self, pressing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whole walks alone count as judged, and the run says that it is no verdict."""
+        pressing(4)
+
+        code, report = self.told("sim", tmp_path, capsys)
+
+        assert code == INCONCLUSIVE
+        assert report["judged"] == report["compared"] == {"permuted-rows": 1, "other-slots": 1}
+        assert report["findings"] == []
+        assert report["inconclusive"] == [
+            f"stopped by hand: 2 of {len(CHEAP)} variations were judged"
+        ]
+
+    def test_what_was_found_until_then_is_a_mismatch(
+        self, pressing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """And kept, whole."""
+        pressing(3)
+
+        code, report = self.told("sim:fold-one-short", tmp_path, capsys)
+
+        assert code == MISMATCH
+        line = report["findings"][0]["reproduce"][0]
+        assert replay(Path(line.split()[3]), None, "cpu").outcome is Outcome.FAILED
+        assert not list(tmp_path.rglob(".*"))
+
+    def test_before_the_first_window_there_is_nothing_to_tell(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It just ends, as any command does."""
+        monkeypatch.setattr(
+            SimulatedTarget, "open", lambda *given: os.kill(os.getpid(), signal.SIGINT)
+        )
+        monkeypatch.setattr(sys, "argv", ["ringfold", "vary", "sim", "--run-dir", str(tmp_path)])
+
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+
+        assert ended.value.code == STOPPED
+        assert capsys.readouterr().err.strip() == "ringfold: stopped"
+
+
+def test_a_target_that_nothing_is_told_to_is_not_acquitted() -> None:
+    """Without a configuration that it takes, nothing was judged, and that is said."""
+    report = vary([], resolve("sim"), 0, 100)
+
+    assert report.inconclusive == ["no history could be varied on this target"]
