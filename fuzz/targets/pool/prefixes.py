@@ -9,7 +9,6 @@ the state it keeps must hold.
 from __future__ import annotations
 
 import inspect
-import itertools
 from typing import Any
 
 import torch
@@ -52,15 +51,16 @@ class Prefixes:
         )
         self.kept: dict[int, Any] = {}
         """Tokens of each prefix."""
-        self.prompts: dict[str, list[Any]] = {}
+        self.prompts: dict[str, Any] = {}
         """Tokens of what else it keeps, by the request that goes on from there."""
         self.named: dict[str, int] = {}
         """For how many tokens of a request there are places for keys and values."""
 
-    def publish(self, request: Any) -> int:
+    def publish(self, request: Any) -> bool:
         """What a scheduler does behind a prefill: the cache takes what was stored of the prompt.
 
-        Returns how much of it. The request goes on, and holds on to that.
+        Returns whether it did. The request goes on, and holds on to that, so that what was taken of
+        it before may be evicted.
         """
         from sglang.srt.mem_cache import common
 
@@ -70,18 +70,20 @@ class Prefixes:
             common.checkpoint_kv_cache(request, self.cache)
         else:
             common.maybe_cache_unfinished_req(request, self.cache)
-        if (count := _protected(request)) > before:
-            tokens = request.origin_input_ids[:count]
-            self.prompts.setdefault(request.rid, []).append(tokens)
-            return count
-        return 0
+        if (count := _protected(request)) == before:
+            return False
+        older = self.prompts.get(request.rid)
+        self.prompts[request.rid] = request.origin_input_ids[:count]
+        if older is not None:
+            self._give_up(older)
+        return True
 
     def forget(self, request: Any) -> None:
         """Have the cache give up what a request left there that no prefix is named after."""
         self.named.pop(request.rid, None)
-        for tokens in reversed(self.prompts.pop(request.rid, [])):
-            if tokens not in self.kept.values():
-                self._give_up(tokens)
+        tokens = self.prompts.pop(request.rid, None)
+        if tokens is not None and tokens not in self.kept.values():
+            self._give_up(tokens)
 
     def end(self, request: Any, *, insert: bool = True) -> int:
         """`release_kv_cache` of a request that has finished; returns how many tokens were fed."""
@@ -130,7 +132,7 @@ class Prefixes:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         count = len(tokens)
-        others = [*self.kept.values(), *itertools.chain(*self.prompts.values())]
+        others = [*self.kept.values(), *self.prompts.values()]
         for other in sorted(others, key=lambda other: other[:count] != tokens):
             if other != tokens:
                 self._matched(other)

@@ -20,8 +20,8 @@ FULL_TOKENS = 2**14
 
 TRACKING_SLOTS = 2
 """Of each request, written in turn: with overlapped scheduling, as is the default."""
-PROMPT_SLOTS = 2
-"""Of each request: its prompt's prefix in the cache, and the next one before that is given up."""
+PROMPT_SLOTS = 1
+"""Of each request, in 16 bits: what the cache keeps of its prompt while it goes on."""
 
 
 class Server:
@@ -64,10 +64,15 @@ class Server:
         flags = ("enable_linear_replayssm_spec", "enable_gdn_replayssm_spec")
         flag = next(flag for flag in flags if flag in accepted)
         running = s["slots"] - 1
+        each, spare = 1, 0
+        if s["tracks"]:
+            prompts = PROMPT_SLOTS * (s["activation"] != "float32")
+            each += TRACKING_SLOTS + prompts
+            spare = prompts  # the new one is there before the old one is given up
         with shims.Allocating(self.arena.take):
             return HybridReqToTokenPool(
                 size=running,
-                mamba_size=running * (1 + s["tracks"] * (TRACKING_SLOTS + PROMPT_SLOTS)),
+                mamba_size=running * each + spare,
                 mamba_spec_state_size=running,
                 max_context_len=FULL_TOKENS,
                 device=DEVICE,

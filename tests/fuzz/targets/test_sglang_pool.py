@@ -327,6 +327,7 @@ def test_prompts_are_tracked_at_their_last_whole_chunk(
     """State and window; the cache has them while the request goes on, and another begins there."""
     target = pool_of(version, "+tracks")
     first, second = lengths
+    begun: list[Operation] = [Donate(request=0, prefix=1), Hit(request=3, prefix=1)]
     operations: list[Operation] = [
         Admit(request=0, tag=0),
         Admit(request=1, tag=1),
@@ -335,7 +336,7 @@ def test_prompts_are_tracked_at_their_last_whole_chunk(
         Donate(request=1, prefix=0, dead="garbage"),
         Hit(request=2, prefix=0, dead="garbage"),
         *drafted(4, 2, 0, 2),
-        *([Donate(request=0, prefix=1), Hit(request=3, prefix=1)] if second >= CHUNK else []),
+        *(begun if second >= CHUNK else []),
         Free(request=2),
         Evict(prefix=0, dead="garbage"),
         *(Admit(request=number, tag=number) for number in (5, 6)),
@@ -357,6 +358,7 @@ def test_a_prompt_is_tracked_chunk_by_chunk(version: str) -> None:
     As many are admitted afterwards as there is room for: nothing was lost of their seats.
     """
     target = pool_of(version, "+tracks")
+    retracted: list[Operation] = [Save(request=0), Restore(request=0)]
     operations: list[Operation] = [
         *(Admit(request=number, tag=number) for number in range(4)),
         *(
@@ -365,7 +367,7 @@ def test_a_prompt_is_tracked_chunk_by_chunk(version: str) -> None:
         ),
         *drafted(20, 2, 0, 3, 1),
         Free(request=1, dead="garbage"),
-        *([] if target.dialect.has_ring else [Save(request=0), Restore(request=0)]),
+        *([] if target.dialect.has_ring else retracted),
         Donate(request=2, prefix=0, dead="garbage"),
         *drafted(21, 2, 0),
         Hit(request=4, prefix=0),
