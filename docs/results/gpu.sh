@@ -4,7 +4,7 @@
 #   bench    a step of SGLang and of ours, side by side                   90 s at most, the card alone
 #   right    tests, replayed graphs, sanitizer, explored protocols      160 s, side by side
 #   fuzz     the tester, on our kernels                                  FUZZ_SECONDS + 60 s
-#   seeds    our kernels from twenty seeds: no false alarm               SEEDS_SECONDS + 90 s at most
+#   seeds    our kernels from twenty seeds: no false alarm               SEEDS_SECONDS at most
 #   rate     how many row-windows a second the tester judges             70 s at most, the card alone
 #   sweep    what the times depend on                                   130 s, the card alone
 #   drift    10,000 tokens on released kernels and ours                  75 s, side by side
@@ -60,7 +60,7 @@ if [ "$DEVICE" = cuda ]; then
   SHORTLY=(--max-time 30)
   LONG=(--tokens 10000 --k 128 --v 128 --precision kernel)
   SCRIPTS=(--cuda --jobs "$CORES" --seconds 80)
-  OFTEN=(--windows 51000 --at-once 5 --workers $((CORES / 5)))
+  OFTEN=()
   QUOTAS=(--seconds "$MATRIX_SECONDS")
   SERVED=(--seconds "$POOL_SECONDS" --windows 160 --jobs 21)
   FUZZED=(sglang-pool==0.5.18+graph --dtype bfloat16 --max-time 12)
@@ -74,7 +74,7 @@ else
   SHORTLY=(--max-windows 60)
   LONG=(--tokens 10 --gate -4 --seeds 1 --precision fp16-records)
   SCRIPTS=()
-  OFTEN=(--windows 20 --workers 1) SEEDS_SECONDS=900
+  OFTEN=(--windows 20 --configurations 1 --workers 1) SEEDS_SECONDS=900
   QUOTAS=(--device cpu --workers 1 --configurations 1 --each 1 --in-all 0 --server 0)
   SERVED=(--device cpu --seconds 400 --windows 12 --jobs 1)
   FUZZED=(sglang-pool==0.5.18 --dtype float16 --max-windows 20)
@@ -121,12 +121,8 @@ if wanted fuzz; then
   wait
 fi
 if wanted seeds; then
-  # All kernels compiled once, so that twenty commands need not.
-  small=(--geometry 1,2,32,32)
-  [ "$DEVICE" = cpu ] || run seeds-compile 90 "${ringfold[@]}" fuzz triton "${on[@]}" "${small[@]}" \
-    --max-windows 1000 --run-dir "$(mktemp -d)"
   run seeds "$SEEDS_SECONDS" "$PYTHON" docs/results/seeds.py "$OUT/seeds.json" triton \
-    "${on[@]}" "${small[@]}" "${OFTEN[@]}" ${COMMIT:+--commit "$COMMIT"}
+    "${on[@]}" "${OFTEN[@]}" ${COMMIT:+--commit "$COMMIT"}
 fi
 if wanted rate; then
   run rate 70 "${ringfold[@]}" fuzz triton "${on[@]}" "${SHORTLY[@]}" --geometry 1,2,32,32 \

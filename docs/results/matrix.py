@@ -13,7 +13,7 @@ bits, it is run once more with no multiply and add contracted. Three kinds of co
   configurations leave to `--in-all` row-windows of each dialect, shared by targets that walk all;
 * server: a server's geometry, for our own kernels.
 
-All of it is one campaign with seed 0 in many processes, on all GPUs that there are. It exits with 3
+All of it is one campaign with one seed in many processes, on all GPUs that there are. It exits with 3
 if anything is short of its row-windows, else with 1 if there are findings.
 """
 
@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(chosen)} targets, {len(every)} configurations, {total:,} row-windows", flush=True)
     run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="matrix-"))
     campaign = Campaign(
-        [part.plan for part in every], options.device, 0, Budget(None, None), run_dir,
+        [part.plan for part in every], options.device, options.seed, Budget(None, None), run_dir,
         options.workers,
     )  # fmt: skip
 
@@ -204,7 +204,9 @@ def run(options: argparse.Namespace) -> int:
         result = {
             "machine": provenance.machine() | _asked_for(options.commit),
             "gpus": len(gpus()) if options.device == "cuda" else 0,
-            "options": {name: getattr(options, name) for name in ("each", "in_all", "server")},
+            "options": {
+                name: getattr(options, name) for name in ("each", "in_all", "server", "seed")
+            },
             "seconds": round(time.monotonic() - started, 1),
             "workers": report.workers,
             "targets": [_account(entry, every, report, options.device) for entry in chosen],
@@ -404,6 +406,7 @@ def main() -> int:
     running.add_argument("--configurations", type=int, help="only the first ones [all pairwise]")
     running.add_argument("--in-all", type=int, default=1_000_000, help="row-windows a dialect")
     running.add_argument("--server", type=int, default=20_000, help="at a server's geometry")
+    running.add_argument("--seed", type=int, default=0, help="of all histories [0]")
     running.add_argument("--workers", type=int, help="processes [one a processor]")
     running.add_argument("--run-dir", type=Path, help="where failures/ and report.json go")
     running.add_argument("--commit", help="what is run, where git can't tell")

@@ -66,6 +66,8 @@ class Plan(NamedTuple):
     """Whether the target steps as a server does (`fuzz.lockstep`)."""
     quota: int = 0
     """Row-windows after which this configuration has had its share; 0: never."""
+    seed: int | None = None
+    """Of its histories, where it is not the run's."""
 
 
 class Flight(NamedTuple):

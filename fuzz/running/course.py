@@ -135,7 +135,7 @@ class Course:
             self.unseen[at] = Unseen(plan.setup)
         return history(
             plan,
-            self.seed,
+            self.seed if plan.seed is None else plan.seed,
             self.numbers[at],
             unseen=self.unseen.get(at),
             peaks=self.peaks[at] if self.steered else None,
