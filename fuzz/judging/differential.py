@@ -17,7 +17,7 @@ import numpy as np
 
 from ringfold.fuzz.histories.payload import PADDING, Payload, tokens_of
 from ringfold.fuzz.histories.trace import Trace
-from ringfold.fuzz.judging.checks import eps
+from ringfold.fuzz.judging.checks import eps, tiny
 from ringfold.fuzz.judging.frame import Region
 from ringfold.fuzz.judging.judge import Judge
 from ringfold.fuzz.judging.ledger import Ledger
@@ -53,7 +53,8 @@ class Differential:
         self.dialect = target.dialect
         self.parameters = payload.parameters()
         marks = self.dialect.donates == "checkpoint" and "donate" in target.operations
-        self.truth = Truth(setup, self.parameters, eps(setup.dtypes.state), marks)
+        rounding = eps(setup.dtypes.state), tiny(setup.dtypes.state) / 2
+        self.truth = Truth(setup, self.parameters, rounding[0], marks, rounding[1])
         self.ledger = Ledger(setup, self.dialect)
         self.twin = target.twin() if self._claims_bits() else None
         self.judge = Judge(setup, target, self.twin, self.ledger, self.truth)

@@ -179,7 +179,9 @@ class Truth:
         parameters: HeadParameters,
         state_eps: float,
         marks_checkpoints: bool = False,
+        state_smallest: float = 0.0,
     ) -> None:
+        """A stored checkpoint is rounded by `state_eps` relatively, and by `state_smallest`."""
         g = setup.geometry
         rows = (2, setup.layers, setup.slots, g.value_heads, g.value_dim)
         self.setup = setup
@@ -195,7 +197,7 @@ class Truth:
         self.elements = setup.layers * g.value_heads * g.value_dim * g.key_dim
         """Of one request's state."""
         self.exp_A = np.exp(parameters.A_log.astype(np.float64))[:, None, None]  # [layer, 1, 1, HV]
-        self.state_eps = state_eps
+        self.state_eps, self.state_smallest = state_eps, state_smallest
         self.places: dict[Request, int] = {}
         self.vacant = list(range(setup.slots))[::-1]
         taps = max(setup.convolution - 1, 0)
@@ -404,7 +406,7 @@ class Truth:
     def _written(self, units: Units, state: Array, decays: Array, held: Array) -> Units:
         if self.losses is not None:
             units = self.losses.folded(units, decays, self.underflow * held)
-        return rebase(round_state(units, state, self.state_eps), state)
+        return rebase(round_state(units, state, self.state_eps, self.state_smallest), state)
 
     def restart(self, requests: list[Request], own: Array) -> None:
         """From here on the local state of `requests` is `own`, [layer, row, HV, V, K]."""
