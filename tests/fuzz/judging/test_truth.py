@@ -211,3 +211,21 @@ def test_one_state_for_two_is_the_same_two(payload: Payload, truth: Truth) -> No
     for got, right in zip(truth.expected([0, 5]), other.expected([0, 5]), strict=True):
         assert np.array_equal(got, right)
         assert np.array_equal(right[LOCAL], right[GLOBAL])
+
+
+def test_a_16_bit_checkpoint_of_tiny_numbers_loses_them_whole(payload: Payload) -> None:
+    """Stored, they are gone: the units of what follows allow for half the smallest number."""
+    smallest = 2.0**-24  # of float16
+    gone = smallest / 4 * np.sqrt(SETUP.geometry.key_dim)  # of each row, in 2-norm
+    allowed = []
+    for lost in (0.0, smallest / 2):
+        truth = Truth(SETUP, payload.parameters(), 2.0**-11, state_smallest=lost)
+        state = np.full(payload.state(0, 1).shape, smallest / 4)
+        assert (state.astype(np.float16) == 0.0).all()
+        truth.admit(0, state)
+        truth.stored([0])
+        allowed.append(truth.error[GLOBAL][:, truth.at([0])] * 2.0**-24)
+
+    assert (allowed[0] < gone / 100).all()
+    assert (allowed[1] >= gone).all()
+    assert (allowed[1] < 3 * gone).all()
