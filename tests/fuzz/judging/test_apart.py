@@ -35,6 +35,7 @@ from ringfold.fuzz.histories.trace import (
 from ringfold.fuzz.judging import walk as walking
 from ringfold.fuzz.target import Inputs, RefusedError, Request
 from ringfold.fuzz.targets.simulated import SimulatedTarget
+from ringfold.sim.convolution import Convolution
 from ringfold.sim.setup import Geometry, Setup
 from ringfold.sim.snapshots import Snapshots
 
@@ -73,6 +74,7 @@ class Apart(SimulatedTarget):
     ) -> None:
         """Commit, and store what stands in the window behind so many tokens."""
         memory, front = self.machine.memory, self.front
+        assert isinstance(front, Convolution)
         for row, n in zip(rows, accepted, strict=True):
             if row is not None and n >= tokens:
                 own, other = self.seats[row], self.apart[row]
