@@ -159,6 +159,10 @@ class Target(Protocol):
     # It commits, and rows that keep at least `tokens` tokens also store the state after so many as
     # a checkpoint of its own, in the slot that their seat names "track" from then on: where such
     # slots take turns, the mapping that `seat` returned goes along.
+    #
+    # One that stores the state of a prompt's last whole chunk in the same way says so by
+    # `tracked_chunk`, its length. With `keeps_tracked = True` its prefixes are what was stored so
+    # last, and not what a request holds when it leaves.
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""

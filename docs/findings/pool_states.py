@@ -26,6 +26,9 @@ A request that has decoded two tokens goes to host memory and returns, and finis
 With the extra buffer (`--mamba-radix-cache-strategy extra_buffer`) the window crosses the track
 interval at its first token, the request finishes, and another one starts from the 256 tokens that
 are kept: its next outputs should be those of a request that kept that one token, to float32.
+With it a prompt of 64 tokens and one of 70 that begins like it are prefilled, in float16, and
+finish; both leave a prefix of 64 tokens. Those who begin from them should have the same state and
+the same window.
 """
 
 # ruff: noqa: D101, D102, E402, SLF001 - imports wait for what they need; it calls as SGLang does
@@ -68,6 +71,7 @@ from sglang.srt.managers.schedule_batch import (
     FINISH_LENGTH,
     Req,
     ReqKvInfo,
+    ScheduleBatch,
     set_mamba_track_indices_from_reqs,
 )
 from sglang.srt.managers.scheduler_components import batch_result_processor
@@ -76,13 +80,14 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
 H, HV, K, V, L, D, PROMPT = 1, 2, 32, 32, 16, 2, 24
+CHUNK, MOST = 64, 128  # of prompts: what a prefill works on at a time, how long they are at most
 INTERVAL = 256  # of tracks, unless --mamba-track-interval says another
 DIM = 2 * H * K + HV * V
 
@@ -246,7 +251,7 @@ class Server:
         return req
 
     def forward(self, req, count, seed, mode, **facts):
-        """Outputs of the first `count` of the D tokens that the seed stands for."""
+        """Outputs of the first `count` of the tokens that the seed stands for."""
         draw = torch.Generator().manual_seed(seed)
         batch = Namespace(
             batch_size=1, req_pool_indices=torch.tensor([row_of(req)]), forward_mode=mode,
@@ -254,7 +259,8 @@ class Server:
         )  # fmt: skip
         self.linear.init_forward_metadata(batch)
         qkv, a, b = (
-            torch.randn(D, size, generator=draw)[:count].to(self.dtype) for size in (DIM, HV, HV)
+            torch.randn(D if count <= D else MOST, size, generator=draw)[:count].to(self.dtype)
+            for size in (DIM, HV, HV)
         )
         return batch, self.runner.attn_backend.forward(
             layer=self.layer, forward_batch=batch, mixed_qkv=qkv, a=a, b=b
@@ -274,6 +280,36 @@ class Server:
             extend_prefix_lens_cpu=[PROMPT], seq_lens_cpu=(PROMPT + 1) * one, extend_num_tokens=1,
         )  # fmt: skip
         return out.flatten()
+
+    def prompted(self, count, seed):
+        """A request all of whose prompt was prefilled at once, and tracked as a scheduler has it."""
+        req = self.begin(array("q", range(count)))
+        if hasattr(req, "set_extend_range"):
+            req.set_extend_range(0, count)
+        else:
+            req.prefix_len, req.extend_end = 0, count
+        config = Namespace(hf_text_config=Qwen3NextConfig())
+        batch = Namespace(
+            req_to_token_pool=self.pool, tree_cache=Namespace(page_size=1), model_config=config
+        )
+        entry = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
+        owner = req.kv if hasattr(req.kv, "mamba_ping_pong_track_buffer") else req
+        slot = getattr(entry, "track_index", None)
+        if slot is None:
+            slot = int(owner.mamba_ping_pong_track_buffer[entry.track_position])
+        one, tracked = torch.ones(1, dtype=torch.int32), torch.tensor([entry.track_seqlen])
+        facts = Namespace(
+            extend_start_loc=0 * one, extend_seq_lens=count * one, extend_prefix_lens=0 * one,
+            extend_seq_lens_cpu=[count], extend_prefix_lens_cpu=[0], extend_num_tokens=count,
+            seq_lens_cpu=count * one, mamba_track_mask=torch.tensor([entry.track_mask]),
+            mamba_track_indices=torch.tensor([slot]), mamba_track_seqlens=tracked,
+            mamba_prefill_track_mask_cpu=[entry.track_mask],
+            mamba_track_seqlens_cpu=[entry.track_seqlen],
+        )  # fmt: skip
+        if hasattr(ForwardBatch, "mamba_track_aligned_lens"):
+            facts.mamba_track_aligned_lens = lambda: ForwardBatch.mamba_track_aligned_lens(facts)
+        self.forward(req, count, seed, ForwardMode.EXTEND, **vars(facts))
+        return req
 
     def step(self, req, seed, keep=D, length=PROMPT):
         """Verify a window of D tokens behind `length` others and keep the first of them."""
@@ -461,3 +497,23 @@ stays = server.prefilled(before)
 server.step(stays, seed=2, keep=kept - before, length=before)
 got, right = (server.step(req, seed=3, length=kept) for req in (heir, stays))
 print(f"  started from them: next outputs {difference(got, right)}")
+
+left = []
+for count in (CHUNK, CHUNK + 6):
+    server = Server(torch.float16, tracks=True)
+    server.finish(server.prompted(count, seed=5), count)
+    heir = server.begin(array("q", range(count + 1)))
+    state, window = (
+        server.states.temporal[:, slot_of(heir)],
+        server.states.conv[0][:, slot_of(heir)],
+    )
+    left.append((state.clone(), window.clone()))
+    narrow = (state.half().float() == state).float().mean()
+    print(
+        f"  a prompt of {count}: {kept_of(heir)} tokens are kept; {narrow:.0%} of the state's "
+        "numbers are float16's"
+    )
+(state, window), (other, after) = left
+off = (state - other).abs().max() / state.abs().max()
+same = "the same" if torch.equal(window, after) else "NOT the same"
+print(f"  the two states differ by {off:.2g} of the largest number; the window is {same}")
