@@ -36,7 +36,7 @@ from ringfold.fuzz.commands.shrink import shrink
 from ringfold.fuzz.commands.simulate import simulate
 from ringfold.fuzz.commands.targets import targets_app
 from ringfold.fuzz.commands.vary import vary
-from ringfold.fuzz.console import err, json_only, print_json
+from ringfold.fuzz.console import err, json_only, print_json, reader_gone, silence
 from ringfold.fuzz.findings.known import KnownFailuresError
 from ringfold.fuzz.histories.trace import TraceError
 from ringfold.fuzz.target import RefusedError
@@ -46,6 +46,9 @@ from ringfold.sim.setup import SetupError
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """ClickException, be it Click's or the copy that newer releases of Typer bring along."""
+
+FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SCARCE: Final = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 USERS_ERRORS: Final = (
     SetupError,
@@ -112,8 +115,15 @@ def _machines(error: Exception) -> str:
         return f"too little memory here ({error}): choose fewer slots, layers, heads or a smaller K"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the output can't be written: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in FULL:
+        return (
+            f"the output can't be written: {error.strerror}: make room, or write elsewhere "
+            "(with --run-dir or the like; what is temporary goes where TMPDIR says)"
+        )
+    if isinstance(error, OSError) and error.errno in SCARCE:
+        return f"this machine gives no more ({error.strerror}): choose fewer --workers, if any"
+    if isinstance(error, FileNotFoundError):  # Python's, of temporary folders
+        return f"{error.strerror}: make room in one, or name another as TMPDIR"
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object!r} is no text: rename the file"
     return ""
@@ -123,19 +133,26 @@ def _fail(code: int, message: str, as_json: bool) -> NoReturn:
     if as_json:
         with contextlib.suppress(OSError):  # the disk that is full may be why
             print_json({"error": message, "exit": code})
-    err.print(f"ringfold: {message}", markup=False)
+    try:
+        err.print(f"ringfold: {message}", markup=False)
+    except OSError:
+        silence(2)
     sys.exit(code)
+
+
+def _streams(as_json: bool) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A file's name may have letters that this terminal lacks.
+            stream.reconfigure(errors="backslashreplace")
+    if as_json:  # last: a stream that leads elsewhere can't be changed any more
+        json_only()
 
 
 def main() -> None:
     """Run the command line, with every error as one sentence and its exit code."""
     as_json = "--json" in sys.argv[1:]
-    if as_json:
-        json_only()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A file's name may have letters that this terminal lacks.
-            stream.reconfigure(errors="backslashreplace")
+    _streams(as_json)
     # Whoever ends a job in a queue wants what was found so far, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -148,6 +165,10 @@ def main() -> None:
         _fail(INCONCLUSIVE, str(error), as_json)
     except (KeyboardInterrupt, typer.Abort):
         _fail(STOPPED, "stopped", as_json)
+    except SystemExit as left:
+        if left.code == 1:  # Click's, where nobody reads its help: no target is wrong
+            reader_gone()
+        raise
     except Exception as error:  # noqa: BLE001 - the last resort: say so, and where
         if machines := _machines(error):
             _fail(USAGE, machines, as_json)

@@ -27,18 +27,25 @@ class Stream(Console):
         reader_gone()
 
 
-out: Final = Stream(highlight=False, soft_wrap=True)
-err: Final = Stream(stderr=True, highlight=False, soft_wrap=True)
+# What is printed stands as it is: in a name `[x]` is no style, and `:x:` no emoji.
+# In a name `[x]` is no style, and `:x:` no emoji.
+out: Final = Stream(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err: Final = Stream(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
 def reader_gone() -> NoReturn:
     """Leave; what is still buffered goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    silence(1, 2)
     raise SystemExit(READER_GONE)
+
+
+def silence(*descriptors: int) -> None:
+    """Nobody can be told there any more, and Python would try again when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
 
 
 def progress_display() -> Progress:
@@ -65,6 +72,8 @@ _for_json: TextIO | None = None
 def json_only() -> None:
     """Keep standard output for `print_json`: what a target prints there goes to standard error."""
     global _for_json  # noqa: PLW0603 - there is one standard output
+    if sys.stdout is None:  # it was closed before we came
+        return
     _for_json = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

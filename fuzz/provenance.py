@@ -28,9 +28,22 @@ ASKED_SECONDS_MAX: Final = 10
 def stamped(value: Any) -> dict[str, Any]:
     """A report (a mapping or a `Struct`) as builtins, with `machine` in front.
 
-    A report that has a `machine` of its own keeps that.
+    A report that has a `machine` of its own keeps that. What has no letters in JSON, such as a byte
+    of a file's name, is spelled out.
     """
-    return {"machine": machine(), **msgspec.to_builtins(value, str_keys=True)}
+    whole = {"machine": machine(), **msgspec.to_builtins(value, str_keys=True)}
+    spelled: dict[str, Any] = _spelled(whole)
+    return spelled
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_spelled(key): _spelled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item) for item in value]
+    return value
 
 
 @cache

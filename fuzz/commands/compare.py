@@ -24,6 +24,8 @@ from ringfold.fuzz.commands.options import (
     device_of,
     dtype_of,
     geometry_of,
+    refuse,
+    typed,
     until_stopped,
     writable_folder,
 )
@@ -34,9 +36,11 @@ from ringfold.fuzz.histories.trace import load
 from ringfold.fuzz.targets import registry
 
 TIME_MAX_DEFAULT = 60.0
+OF_HISTORIES = {"--seed", "--geometry", "--ring", "--window", "--dtype", "--dead"}
 
 
 def compare(
+    context: typer.Context,
     one: Annotated[str, typer.Argument(metavar="TARGET", help="See `ringfold targets`.")],
     other: Annotated[str, typer.Argument(metavar="TARGET", help="To compare it with.")],
     bits: Annotated[
@@ -62,6 +66,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Walk the same histories on two targets; say where they part first, and who is right."""
+    if trace is not None:
+        idle = OF_HISTORIES & typed(context)
+        refuse(idle, "--trace", "that history is walked as it is")
     on, folder = device_of(device), writable_folder(run_dir)
     first, second = registry.resolve(one, on), registry.resolve(other, on)
     if trace is not None:

@@ -27,7 +27,7 @@ from ringfold.fuzz.commands.options import (
     geometry_of,
     writable_folder,
 )
-from ringfold.fuzz.console import AsJson, out, print_json, progress_display
+from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.findings import shrink as shrinking
 from ringfold.fuzz.running.campaign import Campaign, Engine, Report
 from ringfold.fuzz.running.course import Budget
@@ -107,7 +107,11 @@ def fuzz(
         )
     ]
     if by == "hypothesis" and each is not None:
-        raise typer.BadParameter("Hypothesis takes turns of its own", param_hint="--each")
+        raise typer.BadParameter(
+            "--engine hypothesis gives each configuration turns of its own length: "
+            "leave it out, or say when to stop with --max-windows or --max-time",
+            param_hint="--each",
+        )
     if max_time is None and max_windows is None and each is None:
         max_time = TIME_MAX_DEFAULT
     writable_folder(run_dir)
@@ -151,14 +155,14 @@ def _show_report(report: Report) -> None:
     table = Table("situation", "visits", title=None, box=None, pad_edge=False)
     for name, visits in report.situations.items():
         table.add_row(name, str(visits))
-    out.print(table)
+    print_table(table)
     out.print()
     checks = Table("check", "comparisons", "largest error / allowed", box=None, pad_edge=False)
     for name, count in report.compared.items():
         largest = report.largest.get(name)
         bitwise = name in ("exactness", "frame", "cursors")
         checks.add_row(name, str(count), "bitwise" if bitwise else f"{largest or 0.0:.3g}")
-    out.print(checks)
+    print_table(checks)
     out.print()
     if (precision := report.largest.get("precision", 0.0)) > 1.0:
         out.print(

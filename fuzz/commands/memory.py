@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands import plots
+from ringfold.fuzz.commands.options import refuse, typed
 from ringfold.fuzz.console import AsJson, out, print_json, print_table
 from ringfold.sim.memory import Account, Pool, accounts, pool_of
 from ringfold.sim.presets import PRESETS, ConfigError, Model, from_config, preset
@@ -19,6 +20,7 @@ MIB = 2**20
 
 
 def memory(
+    context: typer.Context,
     preset_name: Annotated[
         str | None,
         typer.Option("--preset", metavar="NAME", help=f"A public model: {', '.join(PRESETS)}."),
@@ -50,6 +52,8 @@ def memory(
 ) -> None:
     """Count the bytes that every protocol keeps, as each SGLang release lays them out."""
     plots.require(plot)
+    if preset_name is not None or config is not None:
+        refuse(typed(context) & {"--conv-width"}, "--conv-width", "the model has its own")
     model = model_of(preset_name, config, (layers, heads, value_heads, k, v), conv_width)
     pool = pool_of(
         model,

@@ -44,6 +44,23 @@ OfDead = Annotated[
 ]
 
 
+def typed(context: typer.Context) -> set[str]:
+    """The options that were typed, whatever their value."""
+    return {
+        parameter.opts[0]
+        for parameter in context.command.params
+        if getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    }
+
+
+def refuse(idle: set[str], option: str, because: str) -> None:
+    """Raise `BadParameter` if there is an option that decides nothing here, since `because`."""
+    if idle:
+        raise typer.BadParameter(
+            f"{because}: leave out {', '.join(sorted(idle))}", param_hint=option
+        )
+
+
 def device_of(name: str) -> Device:
     """The device called `name`; raises `BadParameter`, and `MissingTargetError` without a GPU."""
     if name == "cpu":
@@ -100,7 +117,8 @@ def writable_folder(folder: Path | None, option: str = "--run-dir") -> Path:
     folder = folder or Path()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"a disk that is full takes names, and nothing else")
     except OSError as error:
         raise typer.BadParameter(
             f"nothing can be written to the folder {str(folder)!r} ({error.strerror}): "
@@ -114,9 +132,14 @@ def writable_file(file: Path | None, option: str) -> None:
     """Raise `BadParameter`, before any work is done, if `file` could not be written."""
     if file is None:
         return
-    if file.is_dir():
-        raise typer.BadParameter(f"{file} is a folder: name a file in it", param_hint=option)
-    writable_folder(file.parent, option)
+    try:
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder: name a file in it", param_hint=option)
+        writable_folder(file.parent, option)
+        # Files are written beside their place first, under a longer name.
+        tempfile.NamedTemporaryFile(prefix=f".{file.name}.", dir=file.parent).close()
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from None
 
 
 def dtype_of(text: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
-from ringfold.fuzz.commands.options import geometry_of, writable_file
+from ringfold.fuzz.commands.options import geometry_of, refuse, typed, writable_file
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.histories.served import served
 from ringfold.fuzz.histories.trace import Decode, Trace, Verify, save
@@ -25,6 +26,11 @@ from ringfold.sim.traffic import RING_ROW_READINGS, Prediction, predict, recomme
 
 H200_TERABYTES = 4.2
 """What one H200 was measured to reach while reading states, in 10^12 bytes a second."""
+
+
+OF_TRACES = {"--dialect", "--geometry", "--convolution"}
+OF_MEASURED = {"--measured", "--ring", "--bandwidth", "--json"}
+OF_PREDICTIONS = {"--bandwidth", "--readings", "--tp"}
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -59,6 +65,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def simulate(
+    line: typer.Context,
     preset_name: Annotated[
         str | None,
         typer.Option(
@@ -138,8 +145,10 @@ def simulate(
 ) -> None:
     """Serve a workload by every protocol; predict bytes and time, and recommend a ring length."""
     writable_file(trace, "--trace")
+    _refuse_idle(typed(line), window, ring)
     if bandwidth is not None:
-        require(bandwidth > 0, "bandwidth", bandwidth, "above 0", "give it in TB/s")
+        known = 0 < bandwidth < math.inf
+        require(known, "bandwidth", bandwidth, "above 0, and finite", "give it in TB/s")
     if measured is not None:
         beside = compare(measured, ring or [8, 16, 32, 64], bandwidth)
         print_json(beside) if as_json else _show_beside(beside)
@@ -206,6 +215,19 @@ def simulate(
         print_json(report)
         return
     _show(report, pool)
+
+
+def _refuse_idle(given: set[str], windows: list[int] | None, rings: list[int] | None) -> None:
+    """Options that would decide nothing are a mistake."""
+    if "--measured" in given:
+        refuse(given - OF_MEASURED, "--measured", "what was measured is predicted, no workload")
+    elif "--trace" in given:
+        refuse(given & OF_PREDICTIONS, "--trace", "a trace is written and nothing predicted")
+        for option, lengths in (("--window", windows), ("--ring", rings)):
+            if lengths and len(lengths) > 1:
+                raise typer.BadParameter(f"a trace has one: {option} once", param_hint="--trace")
+    else:
+        refuse(given & OF_TRACES, "--trace", "these are of the trace that it writes")
 
 
 def _with_work(one: Prediction) -> float:

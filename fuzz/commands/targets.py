@@ -20,6 +20,9 @@ targets_app = typer.Typer(
 def targets_list(context: typer.Context, as_json: AsJson = False) -> None:
     """List the implementations that can be tested, what is missing and what to type."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            behind = f"`{context.invoked_subcommand}` and its release"
+            raise typer.BadParameter(f"write it behind {behind}", param_hint="--json")
         return
     listed = registry.listed()
     if as_json:

@@ -343,7 +343,7 @@ def compare(
         pairs = zip(names, (one, other), strict=True)
         report.identities = {name: dict(target.identity()) for name, target in pairs}
     report.inconclusive = ["stopped by hand"] if stopped() else []
-    report.inconclusive += _open_questions(report, may_fold)
+    report.inconclusive += dict.fromkeys(_open_questions(report, may_fold))
     return report
 
 
@@ -379,7 +379,7 @@ def _open_questions(report: Report, may_fold: Sequence[bool]) -> Iterator[str]:
         return
     for name, possible, folds in zip(report.targets, may_fold, report.folds, strict=True):
         if possible and not folds:
-            yield f"{name} never folded, so its flush was not compared: give it more time"
+            yield f"{name} never folded, so its flush was not compared: give it longer histories"
 
 
 def _setup_on(target: Target, setup: Setup) -> Setup:

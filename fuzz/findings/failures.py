@@ -76,7 +76,8 @@ def slug(mismatch: Mismatch) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+        # A line that names a file has the bytes of its name, whatever they are.
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_json(path: Path, value: Any) -> None:

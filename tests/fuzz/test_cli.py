@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -148,6 +149,15 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
         ("replay x.json --known no.json", 2, "no.json: not a list of known failures: [Errno 2]"),
         ("targets add sglang", 2, "is not written name==version, such as sglang==0.5.16"),
         ("nonsense", 2, "No such command 'nonsense': see `ringfold --help`"),
+        ("fuzz sim --engine hypothesis --each 5", 2, "with --max-windows or --max-time"),
+        ("compare sim sim --trace x --ring 8 --seed 0", 2, "as it is: leave out --ring, --seed"),
+        ("simulate --dialect ring", 2, "the trace that it writes: leave out --dialect"),
+        ("simulate --trace x --tp 2", 2, "nothing predicted: leave out --tp"),
+        ("simulate --trace x --ring 8 --ring 16", 2, "a trace has one: --ring once"),
+        ("simulate --measured x --requests 5", 2, "no workload: leave out --requests"),
+        ("simulate --bandwidth inf", 2, "must be above 0, and finite"),
+        ("memory --preset qwen3.5-4b --conv-width 4", 2, "its own: leave out --conv-width"),
+        (f"simulate --trace {'x' * 250}", 2, "File name too long"),
         pytest.param(
             "fuzz triton --dtype bfloat16",
             2,
@@ -343,6 +353,9 @@ def test_targets(tmp_path: Path) -> None:
     assert listed["sglang==0.5.16"]["remedy"] == "ringfold targets add sglang==0.5.16"
     assert "missing: ringfold targets add sglang==0.5.16" in text
     assert all(name in text for name in listed)
+    misplaced = ran("targets", "--json", "add", "sglang==0.5.16", cwd=tmp_path, **nowhere)
+    assert misplaced.code == 2
+    assert "behind `add` and its release" in misplaced.object["error"]
 
 
 def commands() -> list[list[str]]:
@@ -406,12 +419,11 @@ def started(*arguments: str, cwd: Path, **streams: Any) -> subprocess.Popen[str]
 
 def test_a_reader_that_is_gone_is_no_mismatch(traces: Path) -> None:
     """As in `ringfold explain TRACE | head`: the code is that of SIGPIPE, and nothing is said."""
-    for option in ([], ["--json"]):
+    explain = ("explain", "failing.json")
+    for line in (explain, (*explain, "--json"), ("fuzz", "--help"), ("--version",)):
         reads, writes = os.pipe()
         os.close(reads)
-        run = started(
-            "explain", "failing.json", *option, cwd=traces, stdout=writes, stderr=subprocess.PIPE
-        )
+        run = started(*line, cwd=traces, stdout=writes, stderr=subprocess.PIPE)
         os.close(writes)
 
         assert run.communicate(timeout=120)[1] == ""
@@ -425,6 +437,104 @@ def test_letters_that_the_terminal_lacks_are_spelled_out(tmp_path: Path) -> None
     assert told.code == 2
     assert told.out.startswith("ERROR   \\xe9.json: \\xe9.json: does not exist")
     assert "Traceback" not in told.err
+
+
+def test_an_object_goes_to_a_file_whatever_the_complaints_go_to(tmp_path: Path) -> None:
+    """As in `ringfold memory --json > x.json 2>&1 | tee log`, a file here and a pipe there."""
+    line = ("memory", "--preset", "qwen3.5-4b", "--json")
+    with (tmp_path / "x.json").open("wb") as file:
+        run = started(*line, cwd=tmp_path, stdout=file, stderr=subprocess.PIPE)
+        assert run.communicate(timeout=120)[1] == ""
+
+    assert run.returncode == 0
+    assert json.loads((tmp_path / "x.json").read_text("utf-8"))["tp"] == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("line", "closed", "code"),
+    [
+        ("memory --preset qwen3.5-4b --json", ">&-", 0),
+        ("memory --preset qwen3.5-4b --json", ">/dev/full", 2),
+        ("memory --preset qwen3.5-4b", ">/dev/full", 2),
+        ("--help", ">/dev/full", 2),
+        ("fuzz nobody", "2>&-", 2),
+        ("fuzz nobody", "2>/dev/full", 2),
+    ],
+)
+def test_streams_that_take_nothing_change_no_verdict(
+    line: str, closed: str, code: int, tmp_path: Path
+) -> None:
+    """The exit code is that of what happened, and 1 is for a mismatch alone."""
+    run = subprocess.run(
+        ["/bin/sh", "-c", f'exec "{sys.executable}" -m ringfold {line} {closed}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+    assert run.returncode == code
+    assert "Traceback" not in run.stderr
+    if closed == ">/dev/full":
+        assert "the output can't be written: No space left on device: make room" in run.stderr
+
+
+def test_a_name_need_be_no_text(tmp_path: Path) -> None:
+    """Files have bytes for names: they are spelled out, and kept in the lines to be pasted."""
+    name = os.fsdecode(b"\xff.json")
+    written = ran(
+        *("simulate", "--requests", "1", "--tokens", "2", "--trace", name, "--json"), cwd=tmp_path
+    )
+    assert written.code == 0, written.err
+    assert written.object["trace"] == "\\udcff.json"
+    replayed = ran("replay", name, "--target", "sim", "--json", cwd=tmp_path)
+    assert replayed.code == 0, replayed.err
+    assert replayed.object["traces"][0]["trace"] == "\\udcff.json"
+
+    line = ("fuzz", BUG, "--max-windows", "100", "--workers", "1", "--no-shrink")
+    found = ran(*line, "--run-dir", os.fsdecode(b"\xff"), "--json", cwd=tmp_path)
+    assert found.code == 1, found.err
+    (account,) = tmp_path.glob("*/failures/*/mismatch.txt")
+    assert b"ringfold replay '\xff/failures/" in account.read_bytes()
+
+
+def test_a_name_is_no_markup(
+    here: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a file is called is printed as it is."""
+    monkeypatch.chdir(tmp_path)
+    for name in (":x:.json", "[red]x.json", "[/]"):
+        assert here("replay", name).out.startswith(f"ERROR   {name}: {name}: does not exist")
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "said"),
+    [
+        ("fuzz sim --run-dir r", 0, "nothing can be written to the folder 'r' (File too large)"),
+        ("simulate --requests 9 --trace x.json", 512, "the output can't be written: File too "),
+        ("vary sim:fold-one-short --max-windows 9", 512, "the output can't be written: File "),
+        ("replay agreeing.json", 0, "No usable temporary directory found in"),
+    ],
+)
+def test_a_disk_that_is_full_is_no_error_of_ours(
+    line: str, limit: int, said: str, traces: Path
+) -> None:
+    """Played by a limit on the size of files: a sentence that says what to do, and no traceback."""
+    run = subprocess.run(
+        [sys.executable, "-m", "ringfold", *line.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=traces,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -543,9 +653,11 @@ def test_ctrl_c_while_it_is_imported_is_no_error(
     ("error", "said"),
     [
         (OSError(28, "No space left on device", "x.json"), "x.json: No space left on device"),
+        (OSError(27, "File too large"), "the output can't be written: File too large: make room"),
+        (OSError(24, "Too many open files"), "this machine gives no more (Too many open files)"),
         (MemoryError("250 GiB"), "too little memory here (250 GiB): choose fewer slots"),
     ],
-    ids=["disk", "memory"],
+    ids=["disk", "a file's size", "open files", "memory"],
 )
 def test_what_the_machine_lacks_is_no_error_of_ours(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, here: Callable[..., Told]
