@@ -13,18 +13,24 @@ from ringfold.fuzz.findings.simpler.every_short import every_short
 from ringfold.fuzz.findings.simpler.numbers import (
     living,
     other_names,
-    other_numbers,
     other_shapes,
     plainer_payload,
     plainer_setup,
     smaller_geometry,
 )
 from ringfold.fuzz.findings.simpler.requests import fewer_rows, joined, unshared
-from ringfold.fuzz.findings.simpler.seats import placed, simpler_places
+from ringfold.fuzz.findings.simpler.reseeded import other_numbers, rare_numbers
+from ringfold.fuzz.findings.simpler.seats import (
+    fewer_records,
+    nearer_bases,
+    placed,
+    simpler_places,
+)
 from ringfold.fuzz.findings.simpler.steps import fewer, plain_steps, reordered, unrepeated
 from ringfold.fuzz.findings.simpler.windows import (
     plainer_commits,
     shorter_chunks,
+    shorter_rings,
     shorter_windows,
     smaller_rings,
 )
@@ -34,11 +40,13 @@ Pass = Callable[[Trace], Iterator[Trace]]
 
 QUICK: Final[tuple[Pass, ...]] = (
     placed, fewer, fewer_rows, unrepeated,
-    plainer_setup, smaller_geometry, smaller_rings, simpler_places, shorter_windows,
-    plainer_commits, shorter_chunks, living, plainer_payload, plain_steps,
-    joined, unshared, reordered, other_names,
+    plainer_setup, smaller_geometry, shorter_rings, simpler_places,
+    fewer_records, nearer_bases, shorter_windows, plainer_commits, shorter_chunks, living,
+    plainer_payload, plain_steps, joined, unshared, reordered, other_names,
 )  # fmt: skip
 """In the order in which they pay: what makes the next ones cheap comes first."""
 
-THOROUGH: Final[tuple[Pass, ...]] = (other_numbers, every_short, other_shapes)
+THOROUGH: Final[tuple[Pass, ...]] = (
+    every_short, other_numbers, smaller_rings, other_shapes, rare_numbers,
+)  # fmt: skip
 """Many candidates: for when nothing else helps."""

@@ -103,11 +103,3 @@ def other_names(trace: Trace) -> Iterator[Trace]:
     """Requests and tags counted from the start, and a small seed."""
     for seed in dict.fromkeys((*SEEDS, trace.payload.seed)):
         yield with_payload(renamed(trace), seed=seed)
-
-
-def other_numbers(trace: Trace) -> Iterator[Trace]:
-    """A plainer setup or payload from another seed: where one number in many shows the fault."""
-    for simplify in (plainer_setup, smaller_geometry, plainer_payload):
-        for candidate in simplify(trace):
-            for seed in SEEDS:
-                yield with_payload(candidate, seed=seed)

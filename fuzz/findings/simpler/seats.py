@@ -8,9 +8,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ringfold.fuzz.findings.simpler.edits import with_operations
+from ringfold.fuzz.findings.simpler.edits import each, exchanged, with_operations
 from ringfold.fuzz.findings.simpler.order import worst
 from ringfold.fuzz.findings.simpler.requests import seated
+from ringfold.fuzz.findings.simpler.steps import written_out
 from ringfold.fuzz.histories.trace import (
     Admit,
     Donate,
@@ -32,7 +33,15 @@ MOVES_MAX: Final = 300
 
 
 def placed(trace: Trace) -> Iterator[Trace]:
-    """The prefix replaced by one place (or admission) a request, the longest prefix first."""
+    """The prefix replaced by one place (or admission) a request, the longest prefix first.
+
+    A prefix may end within a repeat, whose other turns are then written out.
+    """
+    for whole in (*written_out(trace), trace):
+        yield from _placed(whole)
+
+
+def _placed(trace: Trace) -> Iterator[Trace]:
     operations = trace.operations
     at = Rehearsal(trace.setup, with_cursors=True)
     before = [list(_rebuilt(trace, at))]
@@ -71,6 +80,35 @@ def simpler_places(trace: Trace) -> Iterator[Trace]:
                 for cursors in itertools.product(states, repeat=many):
                     moved = dict(zip(at, cursors, strict=True))
                     yield with_operations(trace, _reseated(trace, moved))
+
+
+def fewer_records(trace: Trace) -> Iterator[Trace]:
+    """Each place with fewer records, the fewest first: where states are too many to try them all.
+
+    From ring row 0, from the row where they begin, or up to the row where they end, so that records
+    which lie across the ring's end still do.
+    """
+    L = trace.setup.ring
+    for i, place in each(trace, Place):
+        for records in range(place.records):
+            for base in dict.fromkeys((0, place.base, (place.base + place.records - records) % L)):
+                yield _with_place(trace, i, place, records, base)
+
+
+def nearer_bases(trace: Trace) -> Iterator[Trace]:
+    """Each place with its records nearer to ring row 0, there first."""
+    for i, place in each(trace, Place):
+        for base in range(place.base):
+            yield _with_place(trace, i, place, place.records, base)
+
+
+def _with_place(trace: Trace, at: int, place: Place, records: int, base: int) -> Trace:
+    """`trace` with this place in another state, flagged as the protocol has it."""
+    setup = trace.setup
+    flags = protocol_of(setup).flags(records, setup.ring, setup.window)
+    flag = place.flush if place.flush in flags else flags[0]
+    cursors = Cursors(records, base, int(flag))
+    return exchanged(trace, at, seat(setup, place.request, place.tag, cursors, place.dead))
 
 
 def _reseated(trace: Trace, cursors: dict[int, Cursors]) -> Iterator[Operation]:

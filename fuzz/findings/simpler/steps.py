@@ -20,6 +20,7 @@ from ringfold.fuzz.histories.trace import (
     Tagged,
     Trace,
     Verify,
+    unroll,
 )
 
 UNROLLED_MAX: Final = 200
@@ -59,8 +60,16 @@ def unrepeated(trace: Trace) -> Iterator[Trace]:
     for i, repeat in each(trace, Repeat):
         for times in _fewer_times(repeat.times):
             yield exchanged(trace, i, replace(repeat, times=times))
-        if repeat.times * len(repeat.operations) <= UNROLLED_MAX:
-            turns = itertools.chain.from_iterable([repeat.operations] * repeat.times)
+    yield from written_out(trace)
+
+
+def written_out(trace: Trace) -> Iterator[Trace]:
+    """One repeat as the operations that it stands for, unless they are too many to read."""
+    for i, repeat in each(trace, Repeat):
+        turns = [
+            operation for operation, _ in itertools.islice(unroll((repeat,)), 1 + UNROLLED_MAX)
+        ]
+        if len(turns) <= UNROLLED_MAX:
             yield exchanged(trace, i, *_fresh_tags(turns, trace))
 
 
@@ -78,8 +87,8 @@ def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Opera
     for operation in operations:
         if isinstance(operation, Tagged | Admit):
             fresh[operation.tag] = next(unused)
-        renewed = {"tag": fresh[operation.tag]} if hasattr(operation, "tag") else {}
-        yield replace(operation, **renewed)
+        tag = getattr(operation, "tag", None)
+        yield replace(operation, tag=fresh[tag]) if tag in fresh else operation
 
 
 def reordered(trace: Trace) -> Iterator[Trace]:

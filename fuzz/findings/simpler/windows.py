@@ -57,17 +57,19 @@ def _with_window(trace: Trace, tag: int, row: int, length: int, accepted: int | 
 
 def smaller_rings(trace: Trace) -> Iterator[Trace]:
     """Shorter rings and windows, with the seats as they are and then in every other state."""
-    setup = trace.setup
-    squeezed = [
-        _squeezed(trace, L, T, lowered)
-        for T in range(1, setup.window + 1)
-        for L in powers(setup.ring)
-        if 2 * T <= L
-        for lowered in (0, setup.window - T)
-    ]
-    yield from squeezed
-    for smaller in squeezed:
+    yield from shorter_rings(trace)
+    for smaller in shorter_rings(trace):
         yield from simpler_places(smaller)
+
+
+def shorter_rings(trace: Trace) -> Iterator[Trace]:
+    """Shorter rings and windows, with the seats as they are."""
+    setup = trace.setup
+    for T in range(1, setup.window + 1):
+        for L in powers(setup.ring):
+            for lowered in dict.fromkeys((0, setup.window - T)):
+                if 2 * T <= L:
+                    yield _squeezed(trace, L, T, lowered)
 
 
 def _squeezed(trace: Trace, L: int, T: int, lowered: int) -> Trace:
