@@ -160,7 +160,7 @@ class Pool(Lives):
             # Where snapshots are copied, the slots are those of the forward pass before.
             self.graphs.run("commit", (self.size, count, tokens), work, inputs)
         if self.setup["tracks"] and track is not None:
-            tracks.note(batch, rows, accepted, track)
+            tracks.note(batch, rows, accepted)
             for row, length, n in zip(rows, lengths, accepted, strict=True):
                 if n >= track:
                     self.stored[row] = length + track

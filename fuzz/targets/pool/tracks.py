@@ -43,7 +43,7 @@ def name_slots(batch: Any, places: Any) -> None:
         set_mamba_track_indices_from_reqs(batch)
 
 
-def note(batch: Any, numbers: list[int], accepted: list[int], track: int) -> None:
+def note(batch: Any, numbers: list[int], accepted: list[int]) -> None:
     """What the scheduler makes of a step's result: who crossed says how much of it is kept."""
     from sglang.srt.managers.scheduler_components import batch_result_processor
 
@@ -55,8 +55,7 @@ def note(batch: Any, numbers: list[int], accepted: list[int], track: int) -> Non
     result = Loose(num_correct_drafts_per_req_cpu=[n - 1 for n in accepted])
     lengths = batch.seq_lens.tolist()
     for i, (request, number, n) in enumerate(zip(batch.reqs, numbers, accepted, strict=True)):
-        if n >= track:
-            speak(request, number, lengths[i], n)
+        speak(request, number, lengths[i], n)
         processor._mamba_prefix_cache_update(scheduler, request, batch, result, i)
 
 

@@ -313,6 +313,28 @@ def test_a_prefix_may_be_older_than_its_request(version: str) -> None:
     assert walked.skipped == ({"decode": 1} if target.dialect.has_ring else {})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.23"])
+def test_who_keeps_less_than_is_tracked_keeps_what_was_stored(version: str) -> None:
+    """Its length crosses no interval's end, so its tracking slots do not take turns."""
+    target = pool_of(version, "+tracks")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Verify(tag=2, rows=(0, 1), lengths=(2, 2)),
+        Commit(tag=2, accepted=(2, 1), track=1),
+        Verify(tag=3, rows=(0, 1), lengths=(2, 2)),
+        Commit(tag=3, accepted=(2, 1), track=2, dead="garbage"),
+        Donate(request=1, prefix=0),
+        Hit(request=2, prefix=0),
+        *drafted(4, 2, 2, 0),
+    ]
+
+    walked = walking.walk(trace_of(target, operations), target)
+
+    assert walked.mismatches == []
+
+
 CHUNKS = ((64, 63), (65, 191), (128, 1), (192, 130))
 """Of two prompts: the last chunk is whole, and read off the request's slot; or it is not, and the
 state is one of those that the kernels have at each chunk's start."""
