@@ -47,6 +47,9 @@ from ringfold.sim.setup import SetupError
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """ClickException, be it Click's or the copy that newer releases of Typer bring along."""
 
+HELP: Final = "Usage: "
+"""How Click's answer begins where no command was typed: all there are."""
+
 FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SCARCE: Final = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
@@ -100,6 +103,8 @@ def _usage(error: Any) -> str:
     """What is wrong with a line: the option, what was typed for it, and where all options are."""
     message = str(error.format_message())
     param = getattr(error, "param", None)
+    if message.startswith(HELP):
+        return message
     if isinstance(error, typer.BadParameter) and param is None:
         return message  # ours, and it says all that
     typed = [part for word in sys.argv[1:] for part in word.split("=", 1)]
@@ -134,7 +139,7 @@ def _fail(code: int, message: str, as_json: bool) -> NoReturn:
         with contextlib.suppress(OSError):  # the disk that is full may be why
             print_json({"error": message, "exit": code})
     try:
-        err.print(f"ringfold: {message}", markup=False)
+        err.print(message if message.startswith(HELP) else f"ringfold: {message}", markup=False)
     except OSError:
         silence(2)
     sys.exit(code)

@@ -182,6 +182,8 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
     rest = iter(arguments)
     for argument in rest:
         flag, equals, value = argument.partition("=")
+        if equals and flag in SWITCHES:
+            raise typer.BadParameter(f"{argument!r}: {flag} is a switch, and takes no value")
         if not equals and flag not in SWITCHES:
             value = next(rest, "")
         yield flag, value

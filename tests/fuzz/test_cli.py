@@ -156,6 +156,7 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and Path("/dev/nvidiact
         ("simulate --trace x --ring 8 --ring 16", 2, "a trace has one: --ring once"),
         ("simulate --measured x --requests 5", 2, "no workload: leave out --requests"),
         ("simulate --bandwidth inf", 2, "must be above 0, and finite"),
+        ("configuration check --disable-radix-cache=no", 2, "is a switch, and takes no value"),
         ("memory --preset qwen3.5-4b --conv-width 4", 2, "its own: leave out --conv-width"),
         (f"simulate --trace {'x' * 250}", 2, "File name too long"),
         pytest.param(
@@ -377,6 +378,16 @@ def test_every_command_has_help_and_takes_json(
     assert f"Usage: ringfold {' '.join(command)}" in told.out
     assert "--json" in told.out
     assert told.err == ""
+
+
+@pytest.mark.parametrize("line", ["", "configuration"])
+def test_without_a_command_there_is_help(line: str, here: Callable[..., Told]) -> None:
+    """As it stands, and still a usage error, on standard error."""
+    told = here(*line.split())
+
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(f"Usage: ringfold {line}".rstrip())
+    assert "Commands:" in told.err
 
 
 def test_help_is_quick_to_come(tmp_path: Path) -> None:
