@@ -48,6 +48,9 @@ EXTREME: Final = 0.3
 REPEATED_STEPS_MAX: Final = 3
 """Steps inside of a repeat."""
 
+REPEATED_OPERATIONS_MAX: Final = 2048
+"""Verifies and commits of one repeat: a GPU takes as long for a batch of one row as for many."""
+
 PREFIXES_MAX: Final = 2
 """What is kept for later takes seats away from now."""
 
@@ -271,7 +274,8 @@ def repeat(story: Story) -> Operations:
         commit = Commit(tag=tag + step, accepted=as_told(accepted), dead=story.dead())
         inside += [window, commit]
         windows += int((rows != PADDING).sum())
-    if (turns := windows_max // windows) < 2:
+    turns = min(windows_max // windows, REPEATED_OPERATIONS_MAX // len(inside))
+    if turns < 2:
         return []
     # As often a few turns as many.
     most_doublings = turns.bit_length() - 1

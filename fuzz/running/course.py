@@ -1,8 +1,9 @@
 """Which histories a run walks, in which order, and what later ones learn from earlier ones.
 
 The course is the same whatever number of workers walk it. What a history will visit is known when
-it is told; what was *found* of it is heard `AHEAD` lots later, by when even the slowest worker has
-returned it. So the same seed and the same number of windows give the same traces.
+it is told; what was *found* of it is heard some lots of its configuration later (`ahead`), by when
+even the slowest worker has returned it. So the same seed and the same number of windows give the
+same traces.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ TURN_WINDOWS: Final = 32
 """Row-windows of a turn in the first round, in which Hypothesis tells a few histories of each
 configuration; a turn of the next round has twice as many, since aiming takes time."""
 
-AHEAD: Final = {"cpu": 96, "cuda": 48}
-"""How many lots are told before what came of a lot is heard: a slow one must not halt the others.
-"""
+AHEAD: Final = {"cpu": 96, "cuda": 24}
+"""How many lots are told before what came of one is heard, over all configurations on the CPU."""
+AHEAD_EACH: Final = {"cpu": 6, "cuda": 24}
+"""And at least so many of its own configuration: a slow one must not halt the others."""
 
 
 class Budget(NamedTuple):
@@ -81,29 +83,32 @@ class Course:
         self.windows, self.numbers = [0] * len(plans), [0] * len(plans)
         self.unseen: dict[int, Unseen] = {}
         self.peaks = [Peaks() for _ in plans]
-        self.told = 0
-        self.heard: deque[tuple[Lot, Sequence[Mapping[str, float]]]] = deque()
-        self.learnt = 0
+        self.ahead = max(-(-AHEAD[device] // max(1, len(plans))), AHEAD_EACH[device])
+        self.told, self.learnt = [0] * len(plans), [0] * len(plans)
+        self.heard: list[deque[tuple[Lot, Sequence[Mapping[str, float]]]]] = [
+            deque() for _ in plans
+        ]
 
     @property
     def waits(self) -> bool:
-        """Whether nothing more can be told before older lots were heard of."""
-        return self.told - self.learnt - len(self.heard) >= AHEAD[self.device]
+        """Whether nothing more can be told before an older lot is heard of."""
+        at = self._next()
+        if at is None:
+            return False
+        return self.told[at] - self.learnt[at] - len(self.heard[at]) >= self.ahead
 
     def hear(self, lot: Lot, largest: Sequence[Mapping[str, float]]) -> None:
-        """A lot was walked, the oldest first: errors by history, over what is allowed.
+        """A lot was walked, the oldest of its configuration: errors by history, over the allowed.
 
         None for a history that failed or was cut short.
         """
-        self.heard.append((lot, largest))
+        self.heard[lot.configuration].append((lot, largest))
 
     def lot(self) -> Lot | None:
         """What to walk next; nothing once the windows are used up, or all quotas are reached."""
-        short = [at for at in range(len(self.plans)) if self._lacks(at) != 0]
-        if self.left == 0 or not short:
+        if (at := self._next()) is None:
             return None
-        self._learn()
-        at = min(short, key=self.windows.__getitem__)
+        self._learn(at)
         plan, first = self.plans[at], self.numbers[at]
         share = min(LOT_WINDOWS[self.device], LOT_ELEMENTS // elements(plan.setup))
         goal, traces = self.windows[at] + max(1, share), list[Trace]()
@@ -115,8 +120,15 @@ class Course:
             self.numbers[at] += 1
             if self.left is not None:
                 self.left -= count
-        self.told += 1
+        self.told[at] += 1
         return Lot(plan, at, first, tuple(traces))
+
+    def _next(self) -> int | None:
+        """Whose turn it is; nobody's once the windows are used up, or all quotas are reached."""
+        short = [at for at in range(len(self.plans)) if self._lacks(at) != 0]
+        if self.left == 0 or not short:
+            return None
+        return min(short, key=self.windows.__getitem__)
 
     def _lacks(self, at: int) -> int | None:
         """Row-windows between a configuration and its quota; nothing where it has none."""
@@ -142,12 +154,12 @@ class Course:
             windows_max=self._room(at),
         )
 
-    def _learn(self) -> None:
-        while self.heard and self.learnt < self.told + 1 - AHEAD[self.device]:
-            lot, largest = self.heard.popleft()
-            self.learnt += 1
+    def _learn(self, at: int) -> None:
+        while self.heard[at] and self.learnt[at] < self.told[at] + 1 - self.ahead:
+            lot, largest = self.heard[at].popleft()
+            self.learnt[at] += 1
             for trace, ratios in zip(lot.traces, largest, strict=False):
-                self.peaks[lot.configuration].hear(trace, ratios)
+                self.peaks[at].hear(trace, ratios)
 
 
 class Turns:

@@ -85,6 +85,8 @@ class Campaign(Crew):
         self.telling = 0.0
         self.findings = Findings(self.run_dir, device)
         self.flying: deque[tuple[Lot, Future[list[Walked]]]] = deque()
+        self.heard: set[int] = set()
+        """Of the lots that are flying, those that the course has heard of, by identity."""
 
     def run(self, on_progress: OnProgress) -> Report:
         """Run to the end of the budget."""
@@ -118,6 +120,7 @@ class Campaign(Crew):
 
     def _walk(self) -> None:
         while True:
+            self._hear()
             while self._idle() and not self.course.waits and not self.clock.out_of_time():
                 start = time.perf_counter()
                 lot = self.course.lot()
@@ -168,17 +171,27 @@ class Campaign(Crew):
             self.on_progress(self.report, self.clock.windows.value, self.clock.elapsed())
         self.workers.look()
 
+    def _hear(self) -> None:
+        """Let the course hear of what is done, the lots of a configuration in their order."""
+        slow = set[int]()
+        for lot, future in self.flying:
+            if not future.done():
+                slow.add(lot.configuration)
+            elif lot.configuration not in slow and id(lot) not in self.heard:
+                self.heard.add(id(lot))
+                verdicts = [walked.verdict for walked in future.result()]
+                self.course.hear(
+                    lot, [v.largest if v.complete and not v.mismatches else {} for v in verdicts]
+                )
+
     def _land(self) -> None:
         """Add what came of the lot that has been flying longest."""
         lot, future = self.flying[0]
         done = future.result()
         self.flying.popleft()
+        self.heard.discard(id(lot))
         for walked in done:
             self._add(walked)
-        sound = (w.verdict.complete and not w.verdict.mismatches for w in done)
-        self.course.hear(
-            lot, [w.verdict.largest if right else {} for w, right in zip(done, sound, strict=True)]
-        )
 
     def _add(self, walked: Walked) -> None:
         self.report.add(walked.configuration, walked.verdict, self.clock.elapsed())

@@ -58,6 +58,48 @@ def test_the_same_histories_whatever_the_number_of_workers() -> None:
     assert max(payloads.values()) > 1
 
 
+def test_a_slow_lot_halts_no_other_configuration() -> None:
+    """Until it is its own turn again, with as many of its lots told as may be."""
+    made = [plan._replace(directed=False, horizon=0) for plan in PLANS]
+    course, lots = Course(made, 1, None, "cpu"), list[Lot]()
+    while not course.waits and len(lots) < 50 * len(made):
+        lot = course.lot()
+        assert lot is not None
+        lots.append(lot)
+        if lot.configuration != 2:
+            course.hear(lot, [])
+
+    assert course.waits
+    assert sum(lot.configuration == 2 for lot in lots) == course.ahead
+    assert len(lots) > 2 * course.ahead
+
+
+def test_what_is_learnt_is_the_same_in_whatever_order_lots_return() -> None:
+    """Those of one configuration in their order, the others before or behind them."""
+    made = [plan._replace(horizon=0) for plan in PLANS]
+
+    def told_with(slow: int) -> list[Trace]:
+        course, traces = Course(made, 1, 20_000, "cpu"), list[Trace]()
+        waiting = deque[Lot]()
+        while True:
+            while waiting and course.waits:
+                oldest = waiting.popleft()
+                course.hear(oldest, [{"state": len(t.operations)} for t in oldest.traces])
+            if (lot := course.lot()) is None:
+                return traces
+            traces += lot.traces
+            if lot.configuration == slow:
+                waiting.append(lot)
+            else:
+                course.hear(lot, [{"state": len(t.operations)} for t in lot.traces])
+
+    first = told_with(0)
+
+    assert first == told_with(1) == told_with(len(made))
+    payloads = Counter(trace.payload for trace in first)
+    assert max(payloads.values()) > 1  # something was learnt
+
+
 def test_another_seed_tells_other_histories() -> None:
     """The seed decides, and nothing else."""
     first, again, other = (told(PLANS, seed, 500) for seed in (1, 1, 2))
