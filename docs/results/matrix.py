@@ -1,8 +1,10 @@
 """The kernel matrix on a GPU: released kernels and ours, two dozen configurations each.
 
     python docs/results/matrix.py run matrix-h200.json --seconds 460   # walks and writes
-    python docs/results/matrix.py table matrix-h200.json               # prints docs/releases.md's
-    python docs/results/matrix.py fill matrix-h200.json                # writes it into that page
+    python docs/results/matrix.py table matrix-h200*.json              # prints docs/releases.md's
+    python docs/results/matrix.py fill matrix-h200*.json               # writes it into that page
+
+Several files are told together: of other targets, or of other histories, with another `--seed`.
 
 Releases whose loaded kernel files are the same to the byte are run once. Where a release claims
 bits, it is run once more with no multiply and add contracted. Three kinds of configuration:
@@ -13,14 +15,15 @@ bits, it is run once more with no multiply and add contracted. Three kinds of co
   configurations leave to `--in-all` row-windows of each dialect, shared by targets that walk all;
 * server: a server's geometry, for our own kernels.
 
-All of it is one campaign with one seed in many processes, on all GPUs that there are. It exits with 3
-if anything is short of its row-windows, else with 1 if there are findings.
+All of it is one campaign in many processes, on all GPUs that there are. It exits with 3 if anything
+is short of its row-windows, else with 1 if there are findings.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import functools
 import itertools
 import json
@@ -69,6 +72,7 @@ SERVER_HORIZON: Final = 256
 WORST: Final[dict[str, Dead]] = {"compact": "garbage"}
 """Dead memory is NaN at worst, but where that meets a known finding within seconds."""
 
+OPTIONS: Final = ("each", "in_all", "server", "seed")
 COLUMNS: Final = (
     "target", "row-windows", "pairwise, least in one", "checks", "outputs", "state", "bits",
     "findings",
@@ -204,9 +208,7 @@ def run(options: argparse.Namespace) -> int:
         result = {
             "machine": provenance.machine() | _asked_for(options.commit),
             "gpus": len(gpus()) if options.device == "cuda" else 0,
-            "options": {
-                name: getattr(options, name) for name in ("each", "in_all", "server", "seed")
-            },
+            "options": {name: getattr(options, name) for name in OPTIONS},
             "seconds": round(time.monotonic() - started, 1),
             "workers": report.workers,
             "targets": [_account(entry, every, report, options.device) for entry in chosen],
@@ -229,7 +231,7 @@ def run(options: argparse.Namespace) -> int:
 
     report = campaign.run(progress)
     result = save(report)
-    print(table(result))
+    print(table([result]))
     short = [
         f"SHORT: {target['name']}, {one['setup']}: {one['windows']:,} of {one['quota']:,}"
         for target in result["targets"]
@@ -282,9 +284,41 @@ def _finding(finding: Finding) -> dict[str, Any]:
 # ------------------------------------------------------------------ what is said of it
 
 
-def table(result: dict[str, Any]) -> str:
+def together(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All targets: what several runs walked of one is added up, configuration by configuration.
+
+    Where two runs had a quota for the same, the larger one is that of both.
+    """
+    targets = dict[str, dict[str, Any]]()
+    for result in results:
+        for target in copy.deepcopy(result["targets"]):
+            known = targets.setdefault(target["name"], target)
+            if known is target:
+                continue
+            known["windows"] += target["windows"]
+            known["findings"] += target["findings"]
+            alike = {(one["kind"], one["setup"]): one for one in known["configurations"]}
+            for one in target["configurations"]:
+                if (first := alike.get((one["kind"], one["setup"]))) is None:
+                    known["configurations"].append(one)
+                else:
+                    _add(first, one)
+    return list(targets.values())
+
+
+def _add(first: dict[str, Any], more: dict[str, Any]) -> None:
+    for name in ("windows", "histories", "mismatches"):
+        first[name] += more[name]
+    for name in ("compared", "failed"):
+        first[name] = dict(collections.Counter(first[name]) + collections.Counter(more[name]))
+    for check, ratio in more["largest"].items():
+        first["largest"][check] = max(ratio, first["largest"].get(check, 0.0))
+    first["quota"] = max(first["quota"], more["quota"])
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
     """Markdown: what was walked, dialect by dialect, target by target, and where bits part."""
-    targets = result["targets"]
+    targets = together(results)
     by_dialect: dict[str, list[dict[str, Any]]] = {}
     for target in targets:
         by_dialect.setdefault(target["dialect"], []).append(target)
@@ -292,14 +326,9 @@ def table(result: dict[str, Any]) -> str:
         f"{dialect} {sum(target['windows'] for target in some):,}"
         for dialect, some in by_dialect.items()
     )
-    machine = result["machine"]
-    versions = f"torch {machine.get('torch')}, Triton {machine.get('triton')}"
-    made = f"{versions}, {machine['date'][:10]}, commit {machine['commit'][:7]}"
     lines = [
-        (
-            f"{_gpus(result)}, {made}: {result['seconds']:.0f} s, "
-            f"{result['workers']} processes. Row-windows by dialect: {sums}."
-        ),
+        *(f"{_made(result)}." for result in results),
+        f"Row-windows by dialect: {sums}.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
@@ -321,6 +350,13 @@ def _short(targets: Iterable[dict[str, Any]]) -> list[str]:
     )
     lines += [f"Not walked: {', '.join(idle)}."] if idle else []
     return [*lines, ""] if lines else []
+
+
+def _made(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    versions = f"torch {machine.get('torch')}, Triton {machine.get('triton')}"
+    made = f"{_gpus(result)}, {versions}, {machine['date'][:10]}, commit {machine['commit'][:7]}"
+    return f"{made}: {result['seconds']:.0f} s, {result['workers']} processes"
 
 
 def _gpus(result: dict[str, Any]) -> str:
@@ -385,12 +421,12 @@ def _apart(targets: Iterable[dict[str, Any]]) -> list[str]:
     return ["Where bits part:", "", *lines] if lines else []
 
 
-def fill(result: dict[str, Any]) -> None:
+def fill(results: Sequence[dict[str, Any]]) -> None:
     """Put the table into the page, between its marks."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{table(result)}{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}{table(results)}{END}{after}", encoding="utf-8")
 
 
 def main() -> int:
@@ -411,15 +447,15 @@ def main() -> int:
     running.add_argument("--run-dir", type=Path, help="where failures/ and report.json go")
     running.add_argument("--commit", help="what is run, where git can't tell")
     for verb in ("table", "fill"):
-        verbs.add_parser(verb).add_argument("result", type=Path)
+        verbs.add_parser(verb).add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()
     if options.verb == "run":
         return run(options)
-    result = json.loads(options.result.read_text(encoding="utf-8"))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in options.results]
     if options.verb == "fill":
-        fill(result)
+        fill(results)
     else:
-        print(table(result), end="")
+        print(table(results), end="")
     return 0
 
 
