@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+HOPPER = 9
+"""Its major compute capability: the first that can."""
+
 
 @triton.jit
 def let_next_start(OVERLAP: tl.constexpr):
@@ -34,9 +37,6 @@ def generation(device: torch.device) -> int:
     if not isinstance(wait_for_last, triton.JITFunction) or torch.version.hip is not None:
         return 0
     return torch.cuda.get_device_capability(device)[0]
-
-
-HOPPER = 9
 
 
 def can_overlap(device: torch.device) -> bool:
