@@ -113,6 +113,13 @@ KERNEL_BUGS: Final[Mapping[str, Planted]] = {
         "(base + wp) & (RING - 1), base)",
         "(base + n) & (RING - 1), base)",
     ),
+    "base-is-not-on-the-agenda": Planted(
+        "base and position",
+        "Rows behind the first eight, which are read from an agenda, find their rings at base 0",
+        "window.py",
+        "tl.store(entry + 5, base)",
+        "tl.store(entry + 5, base * 0)",
+    ),
     "folded-records-stay-committed": Planted(
         "double fold",
         "A fold leaves its records in the count, so the next one folds them again",

@@ -49,6 +49,10 @@ ON_CUDA: Final = Values(
 LARGEST_ON_CPU: Final = ((3, 3), (32, 4))
 """Heads and ring of one configuration more, where they would take long to combine: a kernel may be
 right up to two key heads, and up to 16 records."""
+MANY: Final = 12
+"""Rows of a batch in one configuration at least: a kernel may be right up to eight."""
+MANY_ON_CPU: Final = (2, 2)
+"""Heads in that: a kernel may take an even number of value heads for ones that share a key head."""
 DECODE_RINGS: Final = ((8, 1), (1, 1), (6, 1), (16, 1))
 """Where nothing is drafted: a step is one token, and a ring may have any length."""
 
@@ -103,13 +107,16 @@ def configurations(
     ]
     if DIALECTS[dialect].narrow_protocol is not None:
         parameters.append([False, True])
-    combined = list(AllPairs(parameters))
+    combined, crowded = list(AllPairs(parameters)), None
     if device == "cpu" and ring is window is None and DIALECTS[dialect].verifies:
-        heads, dims, _, *others = combined[0]
+        heads, dims, plain, *others = combined[0]
         most, longest = LARGEST_ON_CPU
         combined.append([heads if geometry else most, dims, longest, *others])
+        crowded = [heads if geometry else MANY_ON_CPU, dims, plain, *others]
+        combined.insert(3, crowded)  # before that, every ring has had its directed history
     setups, reason = [], ""
-    for (H, HV), (K, V), (L, T), name, count, *narrow in combined:
+    for combination in combined:
+        (H, HV), (K, V), (L, T), name, count, *narrow = combination
         setup = Setup(
             dialect=dialect,
             geometry=Geometry(H, HV, K, V),
@@ -122,8 +129,9 @@ def configurations(
         if because := refuses(setup):
             reason = because
             continue
+        batch = MANY if combination is crowded else rows(setup, device)
         # One slot more than a batch has rows: somebody is always left out. Slot 0 is padding.
-        setups.append(msgspec.structs.replace(setup, slots=rows(setup, device) + 2))
+        setups.append(msgspec.structs.replace(setup, slots=batch + 2))
     if not setups:
         raise SetupError(f"no configuration is left, since the target refuses: {reason}")
     return setups

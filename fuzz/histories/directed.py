@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
+from ringfold.fuzz.histories.configurations import MANY
 from ringfold.fuzz.histories.story import Plan
 from ringfold.fuzz.histories.trace import (
     Admit,
@@ -122,6 +123,27 @@ def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
     yield Commit(tag=last, accepted=(0, T))
     yield Free(request=first)
     yield Free(request=second)
+
+
+def many_rows(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """More rows at once than a kernel may treat alike, until all have folded and been read again.
+
+    They fold one after the other, since every second keeps one token of its first window; windows
+    of one token lie between longer ones.
+    """
+    if plan.rows < MANY:
+        return
+    T, many = plan.setup.window, [next(requests) for _ in range(MANY)]
+    for request in many:
+        yield Admit(request=request, tag=next(tags), dead="nan" if request == many[-1] else "leave")
+    for step in range(2 + plan.setup.ring // T):
+        tag = next(tags)
+        lengths = tuple(1 if (row + step) % 5 == 4 else T for row in range(MANY))
+        kept = tuple(1 if step == 0 and row % 2 else n for row, n in enumerate(lengths))
+        yield Verify(tag=tag, rows=tuple(many), lengths=lengths, profile=GATED, dead="nan")
+        yield Commit(tag=tag, accepted=kept, dead="nan")
+    for request in many:
+        yield Free(request=request)
 
 
 def _travels(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:

@@ -1,7 +1,8 @@
 """Histories: a directed one that visits every situation of a setup, and random ones.
 
 Where there is no directed one, the first random one begins with its part that layers and heads
-matter to: two requests that share a state and cross their steps.
+matter to: two requests that share a state and cross their steps. Where batches are large, many
+requests then step side by side.
 
 A history is a function of (setup, seed, number) and of what earlier histories visited, where it is
 told (see `fuzz.steering`). It looks at the protocol's cursors, never at the target, so its windows
@@ -17,7 +18,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from ringfold.fuzz.histories.directed import SLOW, directed, two_lives
+from ringfold.fuzz.histories.directed import SLOW, directed, many_rows, two_lives
 from ringfold.fuzz.histories.draws import Draw, Seeded
 from ringfold.fuzz.histories.lockstep import in_lockstep
 from ringfold.fuzz.histories.profiles import PROFILES
@@ -74,7 +75,9 @@ def history(
         story.tell(within(tuple(directed(plan)), windows_max))
     else:
         if number == DIRECTED and "verify" in plan.operations:
-            story.tell(within(tuple(two_lives(plan, count(), count(1))), windows_max))
+            requests, tags = count(), count(1)
+            first_steps = (*two_lives(plan, requests, tags), *many_rows(plan, requests, tags))
+            story.tell(within(first_steps, windows_max))
         elif peaks is not None and (old := peaks.resumed(draw)) is not None:
             payload = old.payload
             story.tell(within(_cut(draw, old.operations), windows_max))

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ringfold.fuzz.findings.failures import as_failure
-from ringfold.fuzz.histories.configurations import configurations, rows
+from ringfold.fuzz.histories.configurations import configurations
 from ringfold.fuzz.histories.story import Plan
 from ringfold.fuzz.histories.trace import Trace
 from ringfold.fuzz.judging.frame import Dead
@@ -100,7 +100,7 @@ def plans(
                 setup,
                 name or target.name,
                 target.operations,
-                min(rows(setup, device), setup.slots - 2),
+                setup.slots - 2,
                 STEPS[device],
                 directed,
                 worst,
