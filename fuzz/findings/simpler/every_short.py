@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ringfold.fuzz.findings.simpler.edits import with_operations, with_setup
-from ringfold.fuzz.findings.simpler.order import worst
+from ringfold.fuzz.findings.simpler.order import DEAD
 from ringfold.fuzz.findings.simpler.seats import placeable, seat
 from ringfold.fuzz.histories.trace import Commit, Idle, Operation, Trace, Verify, unroll
 
@@ -50,7 +50,7 @@ def _of_length(trace: Trace, steps: int) -> Iterator[Trace]:
     """Histories with exactly this many steps, the last one committed or not."""
     windows = _windows(trace)
     last: list[Window] = [(n, None, None) for n in range(1, trace.setup.window + 1)]
-    for dead in dict.fromkeys(("leave", worst(trace.operations))):
+    for dead in DEAD:  # a fault may take a step less where memory is louder
         for cursors in placeable(trace.setup):
             for run in itertools.product(*[windows] * (steps - 1), [*last, *windows]):
                 operations: list[Operation] = [seat(trace.setup, 0, 1, cursors, dead)]

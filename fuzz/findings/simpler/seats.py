@@ -35,7 +35,8 @@ MOVES_MAX: Final = 300
 def placed(trace: Trace) -> Iterator[Trace]:
     """The prefix replaced by one place (or admission) a request, the longest prefix first.
 
-    A prefix may end within a repeat, whose other turns are then written out.
+    A prefix may end within a repeat, whose other turns are then written out, and while windows are
+    in flight, which are then verified behind the places.
     """
     for whole in (*written_out(trace), trace):
         yield from _placed(whole)
@@ -68,6 +69,7 @@ def _rebuilt(trace: Trace, at: Rehearsal) -> Iterator[Operation]:
         yield Save(request=request)
     for request, its in at.seats.items():
         yield seat(setup, request, next(tags), its.cursors)
+    yield from at.verified.values()
 
 
 def simpler_places(trace: Trace) -> Iterator[Trace]:

@@ -35,11 +35,16 @@ from ringfold.sim.setup import Geometry, Setup
 
 
 def trace_of(
-    *operations: Operation, ring: int = 32, window: int = 1, seed: int = 0, key_dim: int = 1
+    *operations: Operation,
+    ring: int = 32,
+    window: int = 1,
+    slots: int = 2,
+    seed: int = 0,
+    key_dim: int = 1,
 ) -> Trace:
     """A history of heads of one element, with plain numbers."""
     return Trace(
-        setup=Setup("ring", Geometry(1, 1, key_dim, 1), ring, window, 2),
+        setup=Setup("ring", Geometry(1, 1, key_dim, 1), ring, window, slots),
         payload=PayloadSpec(seed=seed, profile="slow-decay"),
         target="sim",
         operations=operations,
@@ -121,6 +126,23 @@ def test_a_prefix_may_end_within_a_repeat() -> None:
     assert verify.tag == commit.tag
 
 
+def test_a_prefix_may_end_while_a_window_is_in_flight() -> None:
+    """That window is verified behind the places; the other request's step is one of them."""
+    verify, commit = TURN
+    other = (Verify(tag=3, rows=(1,), lengths=(1,)), Commit(tag=3, accepted=(1,)))
+    seats = Admit(request=0, tag=5), Admit(request=1, tag=6)
+    trace = trace_of(*seats, verify, *other, commit, slots=3)
+
+    first = next(c for c in placed(trace) if len(c.operations) == 4 and is_legal(c))
+
+    assert first.operations == (
+        Admit(request=0, tag=7),
+        Place(request=1, tag=8, base=0, records=1, flush=False),
+        verify,
+        commit,
+    )
+
+
 def test_a_repeat_is_written_out_with_those_inside_it() -> None:
     """Every window has a tag of its own; what a scheduler could do, it still could."""
     inside = Repeat(times=2, operations=TURN)
@@ -149,6 +171,27 @@ def test_a_repeat_of_thousands_is_left_as_it_is() -> None:
     trace = trace_of(Admit(request=0, tag=1), Repeat(times=100_000, operations=TURN))
 
     assert not list(written_out(trace))
+
+
+# ------------------------------------------------------------------ every short history
+
+
+def test_a_step_less_may_take_louder_memory() -> None:
+    """A fold that replays a rejected draft, or garbage behind a placed record."""
+    start = trace_of(
+        Place(request=0, tag=1, base=0, records=1, flush=True),
+        Verify(tag=2, rows=(0,), lengths=(1,)),
+        Commit(tag=2, accepted=(1,)),
+        Verify(tag=3, rows=(0,), lengths=(1,)),
+        ring=2,
+    )
+
+    shrunk = shrink(start, resolve("sim:fold-one-too-many"))
+
+    assert shrunk.trace.operations == (
+        Place(request=0, tag=1, base=0, records=1, flush=True, dead="garbage"),
+        Verify(tag=2, rows=(0,), lengths=(1,)),
+    )
 
 
 # ------------------------------------------------------------------ other seeds
