@@ -11,7 +11,7 @@ from ringfold.oracle.gdn import Tokens
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import Array
-from ringfold.sim.ring import Mask, Ring
+from ringfold.sim.ring import History, Mask, Ring
 from ringfold.sim.setup import NULL_SLOT
 from ringfold.sim.snapshots import Snapshots
 
@@ -103,6 +103,15 @@ class DeltasMissTheTokenBefore(Ring):
         return np.tri(self.setup.window, k=-2, dtype=np.bool_)
 
 
+class HistoryCutAtSixteen(Ring):
+    """Outputs read sixteen records, the block that a kernel loads, however long the ring is."""
+
+    def history(self, slots: Ints, cursors: Cursors) -> History:
+        """The others as if they weighed nothing."""
+        history = super().history(slots, cursors)
+        return history._replace(d=np.where(self.positions()[:, None] < 16, history.d, 0))
+
+
 BUGS: Final = (
     PaddingServedFromTheNullSlot,
     SnapshotsOfPadding,
@@ -114,4 +123,5 @@ BUGS: Final = (
     TokensReadTheFuture,
     TokensMissTheirOwnWrite,
     DeltasMissTheTokenBefore,
+    HistoryCutAtSixteen,
 )
