@@ -62,6 +62,8 @@ SCRIPTS = (  # those that compile most come first
     Script("fold_contraction.py", (13,), range(17, 20), (RECURRENT, FOLD)),
     Script("compact_key_dim.py", (15,), range(20, 24), (RING,)),
     Script("compact_short_ring.py", (17,), range(20, 24), (RING,)),
+    Script("fold_zeros.py", (19,), range(16, 17), (RECURRENT, RING)),
+    Script("fold_zeros.py", (19,), range(17, 20), (RECURRENT, FOLD)),
     Script("narrow_records.py", (12,), range(16, 17), (RING,)),
     Script("narrow_records.py", (12,), range(17, 20), (RECURRENT, FOLD)),
     Script("compact_dead_records.py", (1,), range(20, 24), (RING,)),
