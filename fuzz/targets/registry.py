@@ -12,7 +12,7 @@
 | `sglang==VERSION+split` | the same where a verify folds: both launched one at a time |
 | `sglang==VERSION+no-fusion` | the same compiled without contraction; families alike |
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
-| `sglang-pool==VERSION+tracks` | the same with an extra buffer: states that a commit stores apart |
+| `sglang-pool==VERSION+tracks` | the same with an extra buffer: states stored apart |
 | `sglang-pool==VERSION+graph` | the same, each step replayed from captured CUDA graphs |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
