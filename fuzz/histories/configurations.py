@@ -113,7 +113,8 @@ def configurations(
         most, longest = LARGEST_ON_CPU
         combined.append([heads if geometry else most, dims, longest, *others])
         crowded = [heads if geometry else MANY_ON_CPU, dims, plain, *others]
-        combined.insert(3, crowded)  # before that, every ring has had its directed history
+        # By then every ring has had its directed history, and a second layer was met.
+        combined.insert(4, crowded)
     setups, reason = [], ""
     for combination in combined:
         (H, HV), (K, V), (L, T), name, count, *narrow = combination
