@@ -1,8 +1,8 @@
 """The matrix on a GPU: what it plans, what its words mean, and that the page says what it found.
 
 No GPU is needed for any of that. Plans are made of the releases that are here, and counted against
-what the page promises of them; tables are made of results written by hand; and once there is a
-result in the folder, the page must show the table that is made of it.
+what the page promises of them; tables are made of results written by hand; and the page must show
+the table that is made of those in the folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from ringfold.fuzz.targets import wheels
 
 DOCS = Path(__file__).parents[3] / "docs"
-RESULT = DOCS / "results" / "matrix-h200.json"
+RESULTS = sorted((DOCS / "results").glob("matrix-h200-*.json"))
 OLDEST, NEXT, THIRD = (f"sglang==0.5.{patch}" for patch in (16, 17, 18))
 
 
@@ -86,6 +86,7 @@ def test_releases_of_a_dialect_share_a_million(
 def configuration(**changed: Any) -> dict[str, Any]:
     plain = {
         "kind": "pairwise", "setup": "ring H=1", "windows": 2100, "quota": 2000, "histories": 3,
+        "mismatches": 0,
         "compared": {"outputs": 10, "exactness": 7}, "failed": {},
         "largest": {"outputs": 0.5, "state-local": 0.25, "exactness": 0.0},
     }  # fmt: skip
@@ -136,7 +137,7 @@ def result(*configurations: dict[str, Any], **changed: Any) -> dict[str, Any]:
 )
 def test_what_its_words_mean(script: ModuleType, told: dict[str, Any], cells: str) -> None:
     """A claim is held where it was compared and nothing failed, and else it is said where."""
-    text = script.table(told)
+    text = script.table([told])
 
     assert f"| `sglang==1.0`, also `1.1` {cells}" in text
     assert ("* `sglang==1.0`: ring H=1, in 2 of 3 histories" in text) == ("broken" in cells)
@@ -148,10 +149,30 @@ def test_the_page_shows_what_was_measured(script: ModuleType) -> None:
     shown = page.partition(script.BEGIN)[2].partition(script.END)[0]
 
     assert shown
-    if RESULT.exists():
-        assert shown == script.table(json.loads(RESULT.read_text(encoding="utf-8")))
-    else:
-        assert shown == "Not run yet.\n"
+    assert RESULTS
+    assert shown == script.table([json.loads(path.read_text("utf-8")) for path in RESULTS])
+
+
+def test_runs_are_told_together(script: ModuleType) -> None:
+    """What two walked of one configuration is added up, and held against the larger quota."""
+    bits = {"check": "exactness", "symptom": "bits part"}
+    first = result(configuration(windows=100, quota=900), configuration(setup="ring H=2"))
+    second = result(
+        configuration(windows=500, quota=700, failed={"exactness": 1}, largest={"outputs": 0.75}),
+        configuration(kind="small"),
+        findings=[bits],
+    )
+    other = result(configuration(), name="sglang==2.0", stands_for=[])
+
+    text = script.table([first, second, other])
+
+    assert "Row-windows by dialect: ring 6,900.\n" in text
+    assert text.count("NVIDIA H200, torch 2") == 3
+    cells = "| 4,800 | 2, 600 | 68 | 0.75 | 0.25 | broken in 1 of 3, 28 | exactness: bits part |"
+    assert f"| `sglang==1.0`, also `1.1` {cells}" in text
+    assert "| `sglang==2.0` | 2,100 |" in text
+    assert "Short of their row-windows: 1 of 4 configurations." in text
+    assert "* `sglang==1.0`: ring H=1, in 1 of 6 histories" in text
 
 
 def test_filling_in_changes_nothing_else(
@@ -163,7 +184,7 @@ def test_filling_in_changes_nothing_else(
     monkeypatch.setattr(script, "PAGE", page)
     told = result(configuration())
     for _ in range(2):
-        script.fill(told)
+        script.fill([told])
 
-        text = f"before\n{script.BEGIN}{script.table(told)}{script.END}after\n"
+        text = f"before\n{script.BEGIN}{script.table([told])}{script.END}after\n"
         assert page.read_text() == text

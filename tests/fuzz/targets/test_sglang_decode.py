@@ -220,7 +220,7 @@ def test_its_steps_as_a_history_are_inconclusive() -> None:
     assert report.divergence is None
     assert report.folds == (0, 0)
     assert report.inconclusive == [
-        "sim@decode-ring never folded, so its flush was not compared: give it more time"
+        "sim@decode-ring never folded, so its flush was not compared: give it longer histories"
     ]
 
 
