@@ -18,6 +18,7 @@ from ringfold.sim.setup import Dtypes, Geometry, Setup, SetupError, require
 
 UNIFORM: Final = "uniform"
 AVERAGED_STEPS: Final = 1024
+"""Over which `cycle` averages; more steps in a graph than these would not all be counted."""
 
 
 class Case(msgspec.Struct, frozen=True):

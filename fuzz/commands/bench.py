@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from ringfold.fuzz.bench.case import STANDARD, SWEEPS, Case, cases, swept
+from ringfold.fuzz.bench.case import AVERAGED_STEPS, STANDARD, SWEEPS, Case, cases, swept
 from ringfold.fuzz.bench.report import Measured, Peer, Report
 from ringfold.fuzz.bench.run import PEERS, WRONG, Bench, Options
 from ringfold.fuzz.commands import plots
@@ -69,7 +69,10 @@ def bench(
         typer.Option(help=f"Cases that change one thing, repeatable: {', '.join(SWEEPS)}."),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=1, help="Steps in a graph, each with inputs of its own.")
+        int,
+        typer.Option(
+            min=1, max=AVERAGED_STEPS, help="Steps in a graph, each with inputs of its own."
+        ),
     ] = Options().steps,
     rounds: Annotated[
         int, typer.Option(min=1, help="Samples of each peer; peers take turns.")

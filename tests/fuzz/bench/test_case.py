@@ -69,8 +69,8 @@ class TestCycle:
 class TestFloor:
     """Bytes that must move."""
 
-    def test_the_figures_of_the_page(self) -> None:
-        """180,453,376 bytes at B=64 and a quarter flushing, before records were counted as read."""
+    def test_a_sum_made_by_hand(self) -> None:
+        """Bytes at B=64 if a quarter flushes and no history is read."""
         must = traffic(Case(batch=64), Cycle(0.25, 0.0, 0.0))
 
         assert must.bytes == 180_453_376

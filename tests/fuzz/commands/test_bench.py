@@ -45,6 +45,7 @@ def test_an_interpreter_is_not_timed() -> None:
         ("--dry-run triton+SIZE=3", "'SIZE=3' changes no constant: there are"),
         ("--dry-run triton+TILE_K=", "has no literal behind the ="),
         ("--dry-run --plot x.png triton", "--plot"),
+        ("--dry-run --steps 1025", "1024"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: str, message: str) -> None:
