@@ -78,7 +78,6 @@ class Crew:
         device: Device,
         run_dir: Path | None,
         seconds_max: float | None,
-        hang_max: float,
     ) -> None:
         """`run_dir`: where failures go, and the report; without it failures go here."""
         self.device = device
@@ -87,9 +86,7 @@ class Crew:
         self.written = 0.0
         self.clock = Clock(seconds_max)
         visible = gpus() if device == "cuda" else ()
-        self.workers = Workers(
-            count, start, self.clock, *arguments, hang_max=hang_max, visible=visible
-        )
+        self.workers = Workers(count, start, self.clock, *arguments, visible=visible)
 
     def work(self, *parts: Callable[[], None]) -> None:
         """Do one part after the other, unless somebody stops it or a target hangs or dies."""

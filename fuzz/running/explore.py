@@ -28,7 +28,7 @@ from ringfold.fuzz.judging.walk import Verdict, walk
 from ringfold.fuzz.running.crew import POLL_SECONDS, Clock, Crew, cores, raise_to, target_of
 from ringfold.fuzz.running.cursor_inputs import CursorsWalked, walk_cursors
 from ringfold.fuzz.running.tours import Plan, Tour, cut, history, lots, protocol_steps
-from ringfold.fuzz.running.watch import HANG_SECONDS, Hang, Watch
+from ringfold.fuzz.running.watch import Hang, Watch
 from ringfold.fuzz.target import Device
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Setup
@@ -216,7 +216,6 @@ def explore(
     run_dir: Path | None = None,
     workers: int | None = None,
     seconds_max: float | None = None,
-    hang_max: float = HANG_SECONDS,
     on_progress: Callable[[Explored], None] = lambda report: None,
 ) -> Explored:
     """Every transition and every cursor input of `setup` on the target called `name`.
@@ -230,13 +229,12 @@ def explore(
         workers: processes; one a core unless given.
         seconds_max: from the first window on, when all is compiled; then each worker returns what
             it has done of its lot.
-        hang_max: seconds after which an operation is given up.
         on_progress: hears the report so far, often.
 
     Raises `RefusedError` for a setup that the target can't run.
     """
     plan = Plan(name, device, setup, dead)
-    return _Exploration(plan, run_dir, workers, seconds_max, hang_max, on_progress).run()
+    return _Exploration(plan, run_dir, workers, seconds_max, on_progress).run()
 
 
 class _Exploration(Crew):
@@ -248,7 +246,6 @@ class _Exploration(Crew):
         run_dir: Path | None,
         workers: int | None,
         seconds_max: float | None,
-        hang_max: float,
         on_progress: Callable[[Explored], None],
     ) -> None:
         self.plan, self.on_progress = plan, on_progress
@@ -262,7 +259,6 @@ class _Exploration(Crew):
             device=plan.device,
             run_dir=run_dir,
             seconds_max=seconds_max,
-            hang_max=hang_max,
         )
         self.report = Explored(
             plan.target,

@@ -20,7 +20,7 @@ from ringfold.fuzz.running.campaign.report import Report, Tally
 from ringfold.fuzz.running.campaign.worker import Walked
 from ringfold.fuzz.running.course import Budget, Course, Lot, Turns
 from ringfold.fuzz.running.crew import POLL_SECONDS, Crew, cores, gpus
-from ringfold.fuzz.running.watch import HANG_SECONDS, Hang
+from ringfold.fuzz.running.watch import Hang
 from ringfold.fuzz.target import Device
 
 Engine = Literal["seeded", "hypothesis"]
@@ -49,12 +49,11 @@ class Campaign(Crew):
         run_dir: Path | None,
         workers: int | None = None,
         shrink_max: float = 0.0,
-        hang_max: float = HANG_SECONDS,
         engine: Engine = "seeded",
     ) -> None:
         """`shrink_max`: seconds for shrinking the first finding of a kind; 0 leaves it as found.
 
-        `hang_max`: seconds after which an operation is given up. `engine`: who tells histories.
+        `engine`: who tells histories.
         """
         most = WORKERS_MAX[device] * (max(1, len(gpus())) if device == "cuda" else 1)
         count = workers or min(cores(), most)
@@ -65,7 +64,6 @@ class Campaign(Crew):
             device=device,
             run_dir=run_dir,
             seconds_max=budget.time_max,
-            hang_max=hang_max,
         )
         self.plans, self.shrink_max = plans, shrink_max
         self.report = Report(

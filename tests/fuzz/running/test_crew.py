@@ -72,7 +72,7 @@ def test_who_presses_ctrl_c_again_ends_the_crew_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that somebody else in this one started, such as a pool of their own, goes on."""
-    crew = Crew(1, begin, device="cpu", run_dir=tmp_path, seconds_max=None, hang_max=60.0)
+    crew = Crew(1, begin, device="cpu", run_dir=tmp_path, seconds_max=None)
     others = multiprocessing.get_context("spawn").Process(target=wait, daemon=True)
     others.start()
 

@@ -4,13 +4,12 @@ How many states and steps there are is known from counting them by hand for smal
 enumerator of its own (tests/sim). A right machine must agree in all of them; a planted bug that
 concerns a request's cursors must show, whichever step it spoils, and come out as a history of one
 or two steps. The cursors alone are tried on every input, most of which no history reaches. Targets
-that hang or die do so on purpose, and the clock is the machine's.
+that hang or die do so on purpose, and say so.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +47,6 @@ CURSOR_BUGS = [
     if planted.kind in CURSOR_KINDS and planted.machine.dialect.name == "ring"
 ]
 STEPS_MAX = 2
-HANG_SECONDS: Final = 5.0
 
 
 def plan_of(target: str, L: int = 8, T: int = 2) -> Plan:
@@ -294,7 +292,13 @@ def test_a_target_that_insists_on_a_verify_is_not_called_wrong() -> None:
 TARGETS: Final = """
 import os
 import time
+from pathlib import Path
 from ringfold.fuzz.targets.simulated import SimulatedTarget
+
+
+def hang():
+    Path(os.environ["HANGS"], str(os.getpid())).touch()
+    time.sleep(10_000)
 
 
 class Slow(SimulatedTarget):
@@ -309,14 +313,14 @@ class Slow(SimulatedTarget):
 class Hangs(Slow):
     def verify(self, rows, lengths, inputs):
         if len(rows) > 9:
-            time.sleep(10_000)
+            hang()
         return super().verify(rows, lengths, inputs)
 
 
 class HangsAlone(Slow):
     def commit(self, rows, accepted, bound):
         if len(rows) > 99:
-            time.sleep(10_000)
+            hang()
         super().commit(rows, accepted, bound)
 
 
@@ -343,7 +347,7 @@ def test_a_time_limit_is_obeyed_and_what_was_done_is_on_disk(mine: Path) -> None
 
     report = explore.explore("mine:Slow", setup, run_dir=mine, workers=1, seconds_max=limit)
 
-    assert limit / 2 < report.seconds < limit + 2.0
+    assert limit < report.seconds < 12 * limit  # seen 1.2
     assert 0 < report.covered < report.transitions
     assert 0 < report.coverage < 1
     assert "give it more time" in report.inconclusive[-1]
@@ -351,28 +355,21 @@ def test_a_time_limit_is_obeyed_and_what_was_done_is_on_disk(mine: Path) -> None
     assert kept["covered"] == report.covered
 
 
+@pytest.mark.usefixtures("known_to_hang")
 def test_a_target_that_hangs_is_given_up(mine: Path) -> None:
     """Its worker is killed, and what did not come back is on disk."""
-    started = time.monotonic()
+    report = explore.explore("mine:Hangs", plan_of("sim").setup, run_dir=mine, workers=2)
 
-    report = explore.explore(
-        "mine:Hangs", plan_of("sim").setup, run_dir=mine, workers=2, hang_max=HANG_SECONDS
-    )
-
-    assert time.monotonic() - started < 10 * HANG_SECONDS
     assert report.failing == 1
     failure = load(report.hanging.split()[3])
     assert (failure.seen[0]["symptom"], failure.seen[0]["kind"]) == ("the target hangs", "verify")
     assert isinstance(failure.operations[-1], Verify)
 
 
+@pytest.mark.usefixtures("known_to_hang")
 def test_one_that_hangs_at_cursors_alone_is_blamed_for_no_history(mine: Path) -> None:
     """The report says where it does not come back from."""
-    plan = plan_of("sim")
-
-    report = explore.explore(
-        "mine:HangsAlone", plan.setup, run_dir=mine, workers=1, hang_max=HANG_SECONDS
-    )
+    report = explore.explore("mine:HangsAlone", plan_of("sim").setup, run_dir=mine, workers=1)
 
     assert not report.hanging
     assert "from a commit of cursors alone" in report.inconclusive[0]

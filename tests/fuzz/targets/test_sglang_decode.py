@@ -163,8 +163,8 @@ def test_the_published_benchmark_never_flushes(monkeypatch: pytest.MonkeyPatch) 
     random = torch.Generator().manual_seed(0)
 
     def watched(**arguments: Any) -> None:
-        # It draws its token unseeded and repeats it, so its state can settle on a fixed point, and a
-        # store of the very same bits is not seen: before each step the state is another one.
+        # It draws its token unseeded and repeats it, so its state can settle on a fixed point, and
+        # a store of the very same bits is not seen: before each step the state is another one.
         state = arguments["initial_state"]
         state.copy_(torch.randn(state.shape, generator=random))
         before = state.clone()
