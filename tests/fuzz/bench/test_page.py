@@ -50,7 +50,7 @@ def shows(cell: str, value: float | None) -> bool:
     if value is None:
         return not cell.strip()
     digits = len(cell.partition(".")[2])
-    return abs(float(cell) - value) <= 0.5001 * 10**-digits
+    return abs(float(cell) - value) <= 0.5001 * 10.0**-digits
 
 
 def test_the_examples_of_the_page_are_true() -> None:
