@@ -8,7 +8,6 @@ with what arithmetic says.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from ringfold.fuzz.histories.trace import (
     Verify,
     validate,
 )
+from ringfold.fuzz.histories.trace.rehearsal import Rehearsal
 from ringfold.sim.cursors import reachable
 from ringfold.sim.dialects import DIALECTS
 from ringfold.sim.setup import Geometry, Setup
@@ -64,6 +64,20 @@ def in_ones(count: int) -> list[Operation]:
     """So many steps of one token, as which the next window is announced."""
     verifies = [Verify(tag=tag, rows=(0,), lengths=(1,)) for tag in range(1, count + 1)]
     return [o for v in verifies for o in (v, Commit(tag=v.tag, accepted=(1,), bound=1))]
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """Every operation that is walked, for how long a history takes to judge is their number."""
+    walked = list[Operation]()
+    apply = Rehearsal.apply
+
+    def noted(rehearsal: Rehearsal, operation: Operation) -> None:
+        walked.append(operation)
+        apply(rehearsal, operation)
+
+    monkeypatch.setattr(Rehearsal, "apply", noted)
+    return walked
 
 
 class TestLegal:
@@ -99,14 +113,13 @@ class TestLegal:
             )
         )
 
-    def test_a_long_repeat_is_cheap(self) -> None:
-        """A million operations are checked in far under a second: their cursors recur."""
+    def test_a_long_repeat_is_cheap(self, rehearsed: list[Operation]) -> None:
+        """Of a million operations a handful is walked: their cursors recur."""
         repeat = Repeat(times=499_999, operations=tuple(step(1)))
-        started = time.process_time()
 
         validate(history(Admit(request=0, tag=0), repeat))
 
-        assert time.process_time() - started < 0.5
+        assert 3 <= len(rehearsed) < 50  # seen 3
 
     @pytest.mark.parametrize(("ring", "window"), [(2, 1), (8, 1), (8, 2), (8, 3), (8, 4), (16, 4)])
     def test_placed_states_are_the_reachable_ones(self, ring: int, window: int) -> None:
@@ -382,20 +395,17 @@ class TestRepeatedForks:
         with pytest.raises(TraceError, match=f"lags behind {records} records"):
             validate(self.trace([3], Fork(request=1, source=0)))
 
-    def test_cursors_that_do_not_recur_are_given_up(self) -> None:
+    def test_cursors_that_do_not_recur_are_given_up(self, rehearsed: list[Operation]) -> None:
         """With 39 requests that flush at different times, and a fork at the end, within seconds."""
         accepted = [1 + r % 16 for r in range(39)]
-        started = time.process_time()
 
         with pytest.raises(TraceError, match="do not come back to the cursors that they had"):
             validate(self.trace(accepted, Fork(request=50, source=0)))
 
-        assert time.process_time() - started < 10  # seen 1.0
+        assert sum(len(one.rows) for one in rehearsed if isinstance(one, Verify)) < 1e6  # seen 8e4
 
-    def test_without_a_fork_they_do_not_matter(self) -> None:
+    def test_without_a_fork_they_do_not_matter(self, rehearsed: list[Operation]) -> None:
         """The same history without its fork is legal, and found so at once."""
-        started = time.process_time()
-
         validate(self.trace([1 + r % 16 for r in range(39)]))
 
-        assert time.process_time() - started < 0.5
+        assert 41 <= len(rehearsed) < 50  # the admissions, and a step or two
