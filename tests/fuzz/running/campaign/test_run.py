@@ -505,6 +505,7 @@ def test_workers_end_with_the_campaign(mine: Path, tmp_path: Path) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not (tmp_path / "report.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert running(process.pid)
 
     process.kill()
     process.communicate(timeout=SECONDS_MAX)
@@ -515,9 +516,10 @@ def test_workers_end_with_the_campaign(mine: Path, tmp_path: Path) -> None:
 
 
 def running(group: int) -> bool:
-    """Whether some process of the group is there."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """Whether some process of the group is there, and no zombie that nobody has waited for."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
