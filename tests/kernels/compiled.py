@@ -1,7 +1,8 @@
 """Compile our kernels for an H100 or H200, where no GPU is needed, and say how they add up.
 
-Run as a script, in a process of its own: the tests' process interprets kernels.  Reads cases as
-JSON from its argument, prints a list of {kernel, layouts, exchanged, fma} as JSON.
+Run as a script, in a process of its own: the tests' process interprets kernels.  Reads a list of
+cases as JSON from each line of its input, answers with a line of {kernel, layouts, exchanged, fma}
+for each.
 """
 
 from __future__ import annotations
@@ -120,4 +121,5 @@ def report(
 
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
-    json.dump([report(**case) for case in json.loads(sys.argv[1])], sys.stdout)
+    for line in sys.stdin:
+        print(json.dumps([report(**case) for case in json.loads(line)]), flush=True)  # noqa: T201

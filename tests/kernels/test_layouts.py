@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,30 @@ KERNELS = (
 """Kernel, dtype of activations, dtype of snapshots."""
 
 
-def compiled(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `compiled.py` says of each case."""
+Compiled = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Compiled]:
+    """What `compiled.py` says of each case: one process for all tests, since torch loads slowly."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("compiled.py")
-    command = [sys.executable, str(script), json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    reports: list[dict[str, Any]] = json.loads(done.stdout)
-    return reports
+    command = [sys.executable, str(Path(__file__).with_name("compiled.py"))]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None
+        assert answers is not None
+
+        def ask(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            asked.write(json.dumps(cases) + "\n")
+            asked.flush()
+            line = answers.readline()
+            assert line, "it has ended: why is on standard error"
+            reports: list[dict[str, Any]] = json.loads(line)
+            return reports
+
+        yield ask
+        asked.close()
 
 
 ALTERNATIVE = "+TILE_K=16+RECORDS_AHEAD=2"
@@ -66,7 +82,7 @@ ALTERNATIVE = "+TILE_K=16+RECORDS_AHEAD=2"
     + [pytest.param(*x, ("", ALTERNATIVE), marks=pytest.mark.slow) for x in MANY],
 )
 def test_all_kernels_sum_a_row_in_one_layout(
-    K: int, V: int, L: int, changes: tuple[str, ...]
+    K: int, V: int, L: int, changes: tuple[str, ...], compiled: Compiled
 ) -> None:
     """One layout in each kernel, and the same in all; every product that may fuse is told so."""
     cases = [
@@ -100,7 +116,9 @@ EIGHT_LANES_A_ROW = (
         pytest.param(100, 50, "ring", 2, marks=pytest.mark.slow),
     ],
 )
-def test_lanes_hold_what_they_exchange(K: int, V: int, name: str, pieces: int) -> None:
+def test_lanes_hold_what_they_exchange(
+    K: int, V: int, name: str, pieces: int, compiled: Compiled
+) -> None:
     """Eight lanes share a row of the state, a lane's rows lie apart; of outputs, a tensor core's.
 
     A ring of 16-bit records alone is folded so, and none in wider tiles.
@@ -119,7 +137,7 @@ def test_lanes_hold_what_they_exchange(K: int, V: int, name: str, pieces: int) -
     assert single["exchanged"] == wide["exchanged"] == []
 
 
-def test_a_pool_of_unknown_alignment_would_move_the_layout() -> None:
+def test_a_pool_of_unknown_alignment_would_move_the_layout(compiled: Compiled) -> None:
     """The check can fail, and what `ALIGN` pins down needs pinning down."""
     case = {"name": "fold", "K": 128, "V": 64, "L": 16, "act": "fp32", "snapshot": "fp32"}
 
