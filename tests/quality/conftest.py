@@ -20,7 +20,7 @@ KERNEL_BUGS_A_DAY: Final = 2
 """They take longer: a run without `--all-planted` hunts so many, others each day."""
 
 SEED: Final = pytest.StashKey[int]()
-HUNTS: Final = pytest.StashKey[dict[str, Hunt]]()
+HUNTS: Final = pytest.StashKey[dict[tuple[str, int], Hunt]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,6 +95,6 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session")
-def hunts(pytestconfig: pytest.Config) -> dict[str, Hunt]:
-    """What the hunts of this session came to, by bug."""
+def hunts(pytestconfig: pytest.Config) -> dict[tuple[str, int], Hunt]:
+    """What the hunts of this session came to, by bug and seed."""
     return pytestconfig.stash[HUNTS]

@@ -11,6 +11,7 @@ from typing import Final
 
 from ringfold.fuzz.findings.simpler.every_short import every_short
 from ringfold.fuzz.findings.simpler.numbers import (
+    larger_heads,
     living,
     other_names,
     other_shapes,
@@ -18,7 +19,7 @@ from ringfold.fuzz.findings.simpler.numbers import (
     plainer_setup,
     smaller_geometry,
 )
-from ringfold.fuzz.findings.simpler.requests import fewer_rows, joined, unshared
+from ringfold.fuzz.findings.simpler.requests import fewer_rows, freed, joined, padded
 from ringfold.fuzz.findings.simpler.reseeded import other_numbers, rare_numbers
 from ringfold.fuzz.findings.simpler.seats import (
     fewer_records,
@@ -26,7 +27,7 @@ from ringfold.fuzz.findings.simpler.seats import (
     placed,
     simpler_places,
 )
-from ringfold.fuzz.findings.simpler.steps import fewer, plain_steps, reordered, unrepeated
+from ringfold.fuzz.findings.simpler.steps import fewer, moved, plain_steps, reordered, unrepeated
 from ringfold.fuzz.findings.simpler.windows import (
     plainer_commits,
     shorter_chunks,
@@ -42,11 +43,11 @@ QUICK: Final[tuple[Pass, ...]] = (
     placed, fewer, fewer_rows, unrepeated,
     plainer_setup, smaller_geometry, shorter_rings, simpler_places,
     fewer_records, nearer_bases, shorter_windows, plainer_commits, shorter_chunks, living,
-    plainer_payload, plain_steps, joined, unshared, reordered, other_names,
+    plainer_payload, plain_steps, joined, freed, padded, reordered, other_names,
 )  # fmt: skip
 """In the order in which they pay: what makes the next ones cheap comes first."""
 
 THOROUGH: Final[tuple[Pass, ...]] = (
-    every_short, other_numbers, smaller_rings, other_shapes, rare_numbers,
+    moved, larger_heads, every_short, other_numbers, smaller_rings, other_shapes, rare_numbers,
 )  # fmt: skip
 """Many candidates: for when nothing else helps."""

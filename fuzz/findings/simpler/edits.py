@@ -78,3 +78,11 @@ def chunks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 def powers(limit: int) -> list[int]:
     """1, 2, 4, ... and the limit itself."""
     return [*(1 << i for i in range(limit.bit_length()) if 1 << i < limit), limit]
+
+
+def nearer(limit: int) -> Iterator[int]:
+    """Below the limit: half of it, then nearer to it by halves."""
+    gap = limit
+    while gap > 1:
+        gap = (gap + 1) // 2
+        yield limit - gap

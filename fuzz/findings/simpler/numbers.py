@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from ringfold.fuzz.findings.simpler.edits import (
     exchanged,
+    nearer,
     powers,
     with_operations,
     with_payload,
     with_setup,
 )
 from ringfold.fuzz.findings.simpler.order import DEAD, PLAIN, elements
-from ringfold.fuzz.findings.simpler.requests import renamed
-from ringfold.fuzz.histories.trace import Evict, Free, Restore, Save, Seats, Tagged, Trace, unroll
-from ringfold.sim.setup import Dtypes, Geometry
+from ringfold.fuzz.findings.simpler.requests import alone, renamed, slots_needed
+from ringfold.fuzz.histories.trace import Tagged, Trace
+from ringfold.sim.setup import HEAD_DIM_MAX, Dtypes, Geometry
 
 SEEDS: Final = range(8)
 SHAPES_MAX: Final = 300
@@ -44,12 +45,25 @@ def smaller_geometry(trace: Trace) -> Iterator[Trace]:
 
 
 def other_shapes(trace: Trace) -> Iterator[Trace]:
-    """Every shape with fewer elements, though one side of it be longer."""
+    """Every shape with fewer elements, though one side of it be longer; then one head of any size.
+
+    A fault of offsets counts elements alone, so that head is as wide as can be.
+    """
     g = trace.setup.geometry
     dims = powers(max(g.key_dim, g.value_dim))
     shapes = [Geometry(*pair, K, V) for pair in _heads(g) for K in dims for V in dims]
     for shape in sorted(shapes, key=elements)[:SHAPES_MAX]:
         yield with_setup(trace, geometry=shape)
+    for size in nearer(elements(g)):
+        key_dim = -(-size // HEAD_DIM_MAX)
+        if key_dim <= HEAD_DIM_MAX:
+            yield with_setup(trace, geometry=Geometry(1, 1, key_dim, -(-size // key_dim)))
+
+
+def larger_heads(trace: Trace) -> Iterator[Trace]:
+    """Fewer requests in the largest head there is: what takes so much memory may take one slot."""
+    for fewer in alone(trace):
+        yield with_setup(fewer, geometry=Geometry(1, 1, HEAD_DIM_MAX, HEAD_DIM_MAX))
 
 
 def _heads(g: Geometry) -> list[tuple[int, int]]:
@@ -69,7 +83,7 @@ def plainer_setup(trace: Trace) -> Iterator[Trace]:
         "dtypes": Dtypes(),
         "l2norm": True,
         "convolution": 0,
-        "slots": 1 + _seated_most(trace),
+        "slots": slots_needed(trace),
     }
     yield with_setup(trace, **plain)
     for name, value in plain.items():
@@ -78,14 +92,6 @@ def plainer_setup(trace: Trace) -> Iterator[Trace]:
     for names in (("activation", "record"), ("state",)):
         wide = replace(trace.setup.dtypes, **dict.fromkeys(names, "float32"))
         yield with_setup(trace, dtypes=wide)
-
-
-def _seated_most(trace: Trace) -> int:
-    now = most = 0
-    for operation, _ in unroll(trace.operations):
-        now += isinstance(operation, Seats | Restore) - isinstance(operation, Free | Save | Evict)
-        most = max(most, now)
-    return max(1, most)
 
 
 def plainer_payload(trace: Trace) -> Iterator[Trace]:

@@ -13,7 +13,6 @@ from ringfold.fuzz.findings.simpler.edits import (
     called,
     changed,
     chunks,
-    each,
     with_operations,
 )
 from ringfold.fuzz.histories import trace as ops
@@ -52,16 +51,26 @@ def joined(trace: Trace) -> Iterator[Trace]:
                 yield with_operations(trace, [called(o, stays) for o in rest])
 
 
-def unshared(trace: Trace) -> Iterator[Trace]:
-    """A request that leaves nothing to the prefix cache; without what is then missing."""
-    for i, donate in each(trace, ops.Donate):
-        free = ops.Free(request=donate.request, dead=donate.dead)
-        behind = (
-            o
-            for o in trace.operations[i + 1 :]
-            if not (isinstance(o, ops.Hit | ops.Evict) and o.prefix == donate.prefix)
-        )
-        yield with_operations(trace, (*trace.operations[:i], free, *behind))
+def padded(trace: Trace) -> Iterator[Trace]:
+    """Padding in place of one request."""
+    requests = seated(trace)
+    for request in requests if len(requests) > 1 else ():
+        yield _blanked(_lives(trace, set(requests) - {request}), request)
+
+
+def freed(trace: Trace) -> Iterator[Trace]:
+    """A request that leaves nothing to the host or to the prefix cache; without what then lacks."""
+    for i, leave in enumerate(trace.operations):
+        if isinstance(leave, ops.Save | ops.Donate):
+            free = ops.Free(request=leave.request, dead=leave.dead)
+            behind = (o for o in trace.operations[i + 1 :] if not _takes_up(o, leave))
+            yield with_operations(trace, (*trace.operations[:i], free, *behind))
+
+
+def _takes_up(operation: ops.Operation, left: ops.Save | ops.Donate) -> bool:
+    if isinstance(left, ops.Save):
+        return isinstance(operation, ops.Restore) and operation.request == left.request
+    return isinstance(operation, ops.Hit | ops.Evict) and operation.prefix == left.prefix
 
 
 def renamed(trace: Trace) -> Trace:
@@ -81,7 +90,7 @@ def renamed(trace: Trace) -> Trace:
         if isinstance(operation, ops.Donate):
             prefixes[operation.prefix] = next(donations)
         if hasattr(operation, "prefix"):
-            changes["prefix"] = prefixes[operation.prefix]
+            changes["prefix"] = prefixes.get(operation.prefix, operation.prefix)
         if hasattr(operation, "tag"):
             changes["tag"] = tags.setdefault(operation.tag, len(tags) + 1)
         return replace(called(operation, names), **changes)
@@ -93,6 +102,16 @@ def seated(trace: Trace) -> list[int]:
     """Requests that some operation seats, in order."""
     seats = (o.request for o, _ in ops.unroll(trace.operations) if isinstance(o, ops.Seats))
     return list(dict.fromkeys(seats))
+
+
+def slots_needed(trace: Trace) -> int:
+    """As many as are ever taken at once, and the null slot."""
+    now = most = 1
+    for operation, _ in ops.unroll(trace.operations):
+        now += isinstance(operation, ops.Seats | ops.Restore)
+        now -= isinstance(operation, ops.Free | ops.Save | ops.Evict)
+        most = max(most, now)
+    return max(2, most)
 
 
 def batches(trace: Trace) -> Iterator[tuple[int, Rows]]:
@@ -132,7 +151,15 @@ def rebatched(trace: Trace, choose: Choose) -> Trace:
 
 
 def _only(trace: Trace, requests: Container[int]) -> Trace:
-    """The history of some requests; those that are copies of others start afresh."""
+    """The history of some requests, in batches of nobody else."""
+    return rebatched(
+        _lives(trace, requests),
+        lambda tag, rows: [i for i, row in enumerate(rows) if row is None or row in requests],
+    )
+
+
+def _lives(trace: Trace, requests: Container[int]) -> Trace:
+    """How some requests come and go; those that are copies of others start afresh."""
     prefixes: set[int] = set()
 
     def change(operation: ops.Operation) -> Iterator[ops.Operation]:
@@ -151,10 +178,25 @@ def _only(trace: Trace, requests: Container[int]) -> Trace:
                     prefixes.symmetric_difference_update({operation.prefix})
                 yield operation
 
-    alone = with_operations(trace, ops.rewritten(trace.operations, change))
-    return rebatched(
-        alone, lambda tag, rows: [i for i, row in enumerate(rows) if row is None or row in requests]
-    )
+    return with_operations(trace, ops.rewritten(trace.operations, change))
+
+
+def _blanked(trace: Trace, request: int) -> Trace:
+    """Padding in the rows of one request."""
+    blank: dict[int, Rows] = {}
+
+    def change(operation: ops.Operation) -> ops.Operation:
+        if isinstance(operation, ops.Verify | ops.Decode):
+            rows = tuple(None if row == request else row for row in operation.rows)
+            blank[operation.tag] = rows
+            return replace(operation, rows=rows)
+        if isinstance(operation, ops.Commit):
+            counted = zip(blank.get(operation.tag, ()), operation.accepted, strict=True)
+            accepted = tuple(None if row is None else n for row, n in counted)
+            return replace(operation, accepted=accepted)
+        return operation
+
+    return changed(trace, change)
 
 
 def _real(rows: Rows) -> list[int]:

@@ -8,8 +8,22 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ringfold.fuzz.findings.simpler.edits import chunks, each, exchanged, tags, with_operations
-from ringfold.fuzz.findings.simpler.requests import batches, chosen, rebatched
+from ringfold.fuzz.findings.simpler.edits import (
+    chunks,
+    each,
+    exchanged,
+    put,
+    tags,
+    with_operations,
+    with_setup,
+)
+from ringfold.fuzz.findings.simpler.requests import (
+    batches,
+    chosen,
+    rebatched,
+    renamed,
+    slots_needed,
+)
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
@@ -24,6 +38,8 @@ from ringfold.fuzz.histories.trace import (
 )
 
 UNROLLED_MAX: Final = 200
+MOVED_MAX: Final = 8
+"""Operations of a history in which each is tried everywhere."""
 
 
 def fewer(trace: Trace) -> Iterator[Trace]:
@@ -92,12 +108,37 @@ def _fresh_tags(operations: Iterable[Operation], trace: Trace) -> Iterator[Opera
 
 
 def reordered(trace: Trace) -> Iterator[Trace]:
-    """Neighbouring operations and neighbouring rows the other way round."""
-    operations = trace.operations
-    for i in range(len(operations) - 1):
-        pair = operations[i : i + 2]
-        yield with_operations(trace, (*operations[:i], *pair[::-1], *operations[i + 2 :]))
+    """Neighbouring operations, neighbouring rows, or both of these the other way round.
+
+    With names in the new order too: whether that is the simpler one shows only then.
+    """
+    for rows in (trace, *_other_rows(trace)):
+        for operations in (rows, *_other_operations(rows)):
+            yield operations
+            yield renamed(operations)
+
+
+def _other_rows(trace: Trace) -> Iterator[Trace]:
     for tag, rows in batches(trace):
         for row in range(len(rows) - 1):
             order = [*range(row), row + 1, row, *range(row + 2, len(rows))]
             yield rebatched(trace, chosen(tag, order))
+
+
+def _other_operations(trace: Trace) -> Iterator[Trace]:
+    operations = trace.operations
+    for i in range(len(operations) - 1):
+        pair = operations[i : i + 2]
+        yield with_operations(trace, (*operations[:i], *pair[::-1], *operations[i + 2 :]))
+
+
+def moved(trace: Trace) -> Iterator[Trace]:
+    """One operation elsewhere, without some of the others, in no more slots than that takes."""
+    if len(trace.operations) <= MOVED_MAX:
+        for left in (*fewer(trace), trace):
+            for i, operation in enumerate(left.operations):
+                rest = put(left.operations, i)
+                for j in range(len(rest) + 1):
+                    other = renamed(with_operations(trace, (*rest[:j], operation, *rest[j:])))
+                    yield with_setup(other, slots=slots_needed(other))
+                    yield other

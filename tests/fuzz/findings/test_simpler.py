@@ -1,36 +1,52 @@
 """Do the shrinker's passes reach what no single edit does, and at what cost?
 
 Each pass is a list of candidates, so what it must hold is written down by hand. Whether two
-failures then end in one trace is asked of the shrinker itself, with bugs that only some numbers
-show: the starts are histories at which it used to stop, one simpler than the other. The walk is the
-judge of what fails.
+failures then end in one trace is asked of the shrinker itself, of bugs that only some numbers show
+and of targets whose fault is a line long: the starts are histories at which it used to stop, one
+simpler than the other. The walk is the judge of what fails.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ringfold.fuzz.findings.shrink import WALKS_MAX, shrink
+from ringfold.fuzz.findings.simpler.edits import nearer
+from ringfold.fuzz.findings.simpler.numbers import larger_heads, other_shapes
 from ringfold.fuzz.findings.simpler.order import size
+from ringfold.fuzz.findings.simpler.requests import freed, padded
 from ringfold.fuzz.findings.simpler.reseeded import RARE_SEEDS, other_numbers, rare_numbers
 from ringfold.fuzz.findings.simpler.seats import fewer_records, nearer_bases, placed
-from ringfold.fuzz.findings.simpler.steps import written_out
+from ringfold.fuzz.findings.simpler.steps import moved, reordered, written_out
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
+    Donate,
+    Evict,
+    Free,
+    Hit,
     Operation,
     PayloadSpec,
     Place,
     Repeat,
+    Restore,
+    Save,
     Trace,
     TraceError,
     Verify,
     digest,
     validate,
 )
+from ringfold.fuzz.target import Inputs, Target
 from ringfold.fuzz.targets.registry import resolve
+from ringfold.fuzz.targets.simulated import SimulatedTarget
 from ringfold.sim.setup import Geometry, Setup
 
 
@@ -41,10 +57,11 @@ def trace_of(
     slots: int = 2,
     seed: int = 0,
     key_dim: int = 1,
+    value_dim: int = 1,
 ) -> Trace:
     """A history of heads of one element, with plain numbers."""
     return Trace(
-        setup=Setup("ring", Geometry(1, 1, key_dim, 1), ring, window, slots),
+        setup=Setup("ring", Geometry(1, 1, key_dim, value_dim), ring, window, slots),
         payload=PayloadSpec(seed=seed, profile="slow-decay"),
         target="sim",
         operations=operations,
@@ -171,6 +188,193 @@ def test_a_repeat_of_thousands_is_left_as_it_is() -> None:
     trace = trace_of(Admit(request=0, tag=1), Repeat(times=100_000, operations=TURN))
 
     assert not list(written_out(trace))
+
+
+# ------------------------------------------------------------------ requests
+
+BOTH = Admit(request=0, tag=1), Admit(request=1, tag=2)
+
+
+def batch(
+    rows: tuple[int | None, ...], lengths: tuple[int, ...], accepted: tuple[int | None, ...]
+) -> tuple[Verify, Commit]:
+    """A step of several rows."""
+    return Verify(tag=3, rows=rows, lengths=lengths), Commit(tag=3, accepted=accepted)
+
+
+def test_a_request_gives_way_to_padding() -> None:
+    """Its own operations go, its rows stay where they are, and nothing is committed there."""
+    trace = trace_of(*BOTH, *batch((1, 0), (1, 2), (1, 2)), Free(request=1), slots=3, window=2)
+
+    one, other = (candidate.operations for candidate in padded(trace))
+
+    assert one == (BOTH[1], *batch((1, None), (1, 2), (1, None)), Free(request=1))
+    assert other == (BOTH[0], *batch((None, 0), (1, 2), (None, 2)))
+
+
+def test_one_request_alone_is_not_tried_as_padding() -> None:
+    """Nothing would be left."""
+    assert not list(padded(with_records(3)))
+
+
+def test_a_request_is_freed_in_place_of_saved() -> None:
+    """Then nobody restores it; another one's restoring stays."""
+    saves = Save(request=0), Save(request=1)
+    trace = trace_of(*BOTH, *saves, Restore(request=0), Restore(request=1), slots=3)
+
+    one, other = (candidate.operations for candidate in freed(trace))
+
+    assert one == (*BOTH, Free(request=0), saves[1], Restore(request=1))
+    assert other == (*BOTH, saves[0], Free(request=1), Restore(request=0))
+
+
+def test_a_request_is_freed_in_place_of_donated() -> None:
+    """Then nobody is seated on its prefix, which nobody evicts."""
+    trace = trace_of(
+        *BOTH, Donate(request=0, prefix=7), Hit(request=2, prefix=7), Evict(prefix=7), slots=4
+    )
+
+    (candidate,) = freed(trace)
+
+    assert candidate.operations == (*BOTH, Free(request=0))
+
+
+# ------------------------------------------------------------------ orders
+
+
+def test_requests_change_their_roles() -> None:
+    """Seats and rows the other way round, and then the names: one of these alone is no simpler."""
+    trace = trace_of(*BOTH, *batch((0, 1), (1, 1), (1, 0)), slots=3)
+
+    exchanged = trace_of(*BOTH, *batch((0, 1), (1, 1), (0, 1)), slots=3)
+
+    assert exchanged in reordered(trace)
+    assert size(exchanged) < size(trace)
+    rows_alone = trace_of(*BOTH, *batch((1, 0), (1, 1), (0, 1)), slots=3)
+    assert rows_alone in reordered(trace)
+    assert size(rows_alone) > size(trace)
+
+
+def test_one_operation_moves_while_another_goes() -> None:
+    """A slot that one request saves before another comes is one slot fewer."""
+    place = Place(request=1, tag=2, base=0, records=1, flush=False)
+    end = Restore(request=0)
+    long = trace_of(
+        BOTH[0], place, Free(request=1), Save(request=0), Admit(request=2, tag=3), end, slots=3
+    )
+
+    assert trace_of(BOTH[0], Save(request=0), place, Free(request=1), end) in moved(long)
+
+
+def test_only_a_history_that_one_can_read_has_its_operations_moved() -> None:
+    """There are a thousand ways in one of eight, and most are no history."""
+    eight = trace_of(*BOTH, *(TURN * 3), slots=3)
+    nine = trace_of(*BOTH, *(TURN * 3), Free(request=0), slots=3)
+
+    assert list(moved(eight))
+    assert not list(moved(nine))
+
+
+def wrong(holds: Callable[[SimulatedTarget, Sequence[int | None]], bool]) -> Target:
+    """A target whose outputs are off by one in each batch of such rows."""
+
+    class Wrong(SimulatedTarget):
+        def verify(
+            self, rows: Sequence[int | None], lengths: Sequence[int], inputs: Inputs
+        ) -> NDArray[Any]:
+            outputs: NDArray[Any] = super().verify(rows, lengths, inputs)
+            if holds(self, rows):
+                outputs[:, np.repeat([row is not None for row in rows], lengths)] += 1
+            return outputs
+
+    return Wrong()
+
+
+def records(target: SimulatedTarget, request: int | None) -> int:
+    """How many wait, in a request's slot."""
+    return (
+        0 if request is None else int(target.machine.waiting(np.array([target.seats[request]]))[0])
+    )
+
+
+def reach(target: SimulatedTarget) -> int:
+    """Elements up to the end of the last slot that is taken, from that of the null slot on."""
+    g = target.machine.setup.geometry
+    return max(target.seats.values()) * g.value_heads * g.key_dim * g.value_dim
+
+
+def places(*waiting: int) -> tuple[Operation, ...]:
+    """Requests with so many records each, in a ring of four."""
+    return tuple(
+        Place(request=i, tag=1 + i, base=0, records=n, flush=n > 2) for i, n in enumerate(waiting)
+    )
+
+
+ONE_TRACE = [
+    pytest.param(
+        wrong(lambda target, rows: [records(target, row) for row in rows[:2]] == [3, 1]),
+        [
+            trace_of(*places(3, 1), Verify(tag=3, rows=(0, 1), lengths=(1, 1)), slots=3, ring=4),
+            trace_of(*places(1, 3), Verify(tag=3, rows=(1, 0), lengths=(1, 1)), slots=3, ring=4),
+        ],
+        id="seats the other way round",
+    ),
+    pytest.param(
+        wrong(lambda target, rows: len(rows) > 1 and rows[1] is not None),
+        [
+            trace_of(*BOTH, Verify(tag=3, rows=(1, 0), lengths=(1, 1)), slots=3, ring=2),
+            trace_of(BOTH[0], Verify(tag=2, rows=(None, 0), lengths=(1, 1)), ring=2),
+        ],
+        id="padding for a request",
+    ),
+    pytest.param(
+        wrong(lambda target, rows: reach(target) > 90),
+        [
+            trace_of(*BOTH, Verify(tag=3, rows=(0,), lengths=(1,)), slots=3, ring=2, key_dim=64),
+            trace_of(BOTH[0], Verify(tag=2, rows=(0,), lengths=(1,)), ring=2, value_dim=91),
+        ],
+        id="elements",
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "ends"), ONE_TRACE)
+def test_what_two_edits_join_ends_in_one_trace(target: Target, ends: list[Trace]) -> None:
+    """The last of those at which shrinks used to end, which is the simplest."""
+    for end in ends:
+        shrunk = shrink(end, target)
+
+        assert shrunk.complete
+        assert shrunk.cause.check == "outputs"
+        assert shrunk.digest == digest(ends[-1])
+
+
+# ------------------------------------------------------------------ shapes
+
+
+def test_fewer_requests_come_with_the_largest_head() -> None:
+    """What takes the memory of many slots may take one, and no shape is larger."""
+    trace = trace_of(*BOTH, Verify(tag=3, rows=(1,), lengths=(1,)), slots=3)
+
+    tried = list(larger_heads(trace))
+
+    assert [len(candidate.operations) for candidate in tried] == [1, 2]
+    assert {candidate.setup.geometry for candidate in tried} == {Geometry(1, 1, 256, 256)}
+
+
+def test_a_number_of_elements_is_found_by_halves() -> None:
+    """Each is the widest head of so many or some more; 4,097 of them are 17 rows of 241."""
+    trace = msgspec.structs.replace(
+        with_records(0), setup=Setup("ring", Geometry(1, 1, 32, 256), 2, 1, 2)
+    )
+
+    shapes = [candidate.setup.geometry for candidate in other_shapes(trace)]
+
+    assert shapes[-13:] == [
+        Geometry(1, 1, -(-n // 256), -(-n // -(-n // 256))) for n in nearer(8192)
+    ]
+    assert list(nearer(8192))[:3] == [4096, 6144, 7168]
+    assert list(nearer(1)) == []
 
 
 # ------------------------------------------------------------------ every short history
