@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from ringfold.fuzz.cli import app
-from ringfold.fuzz.comparing.compare import compare, divergence, histories, record
+from ringfold.fuzz.comparing.compare import compare, histories
+from ringfold.fuzz.comparing.parting import Seen, differing, divergence, record
 from ringfold.fuzz.histories.trace import Admit, Commit, PayloadSpec, Trace, Verify, load, save
 from ringfold.fuzz.targets.registry import resolve
 from ringfold.fuzz.targets.simulated import SimulatedTarget
@@ -275,11 +276,9 @@ class TestCommand:
 
 def test_numbers_of_two_dtypes_are_compared_as_numbers() -> None:
     """Bits of float16 and float32 can't be."""
-    from ringfold.fuzz.comparing.compare import Seen, _differ
-
     half: NDArray[Any] = np.array([1.5, np.nan], np.float16)
     single = np.array([1.5, np.nan], np.float32)
     nothing = np.zeros(2)
 
-    assert not _differ(Seen(half, nothing), Seen(single, nothing)).any()
-    assert _differ(Seen(half, nothing), Seen(single + 1, nothing))[0]
+    assert not differing(Seen(half, nothing), Seen(single, nothing)).any()
+    assert differing(Seen(half, nothing), Seen(single + 1, nothing))[0]

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ringfold.fuzz.comparing.compare import compare, divergence, record
+from ringfold.fuzz.comparing.compare import compare
+from ringfold.fuzz.comparing.parting import divergence, record
 from ringfold.fuzz.histories.trace import Admit, Decode, Free, PayloadSpec, Place, Trace, load
 from ringfold.fuzz.judging.walk import walk
 from ringfold.fuzz.running.campaign import Campaign
