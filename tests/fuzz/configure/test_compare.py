@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from ringfold.fuzz.configure import compare
-from ringfold.fuzz.configure.compare import Answer, Difference, Failure, Row, Worker
+from ringfold.fuzz.configure.asking import Answer, Difference, Failure, Worker
+from ringfold.fuzz.configure.compare import Row
 from ringfold.fuzz.targets import environments, wheels
-from ringfold.sim.configuration.flags import BASE, Configuration, Drafts
+from ringfold.sim.configuration.flags import BASE, Configuration
 
 REFUSED = Failure("ValueError", "no", "srt/server_args.py:check")
 TREE = Configuration(algorithm="NGRAM", ring=32)
@@ -139,32 +140,6 @@ def test_bfloat16_is_stood_in_for_where_something_behaves_alike() -> None:
         assert "bfloat16" not in stand_in
     flags = msgspec.structs.replace(BASE, record="float16")
     assert "nothing stands in" in judged(flags, with_replay=ACCEPTED, run=AGREED).not_run
-
-
-def test_flags_become_the_fields_of_server_arguments(tmp_path: Any) -> None:
-    """What is left out stays out, so that the release chooses."""
-    flags = Configuration(replay="both", drafts=Drafts(3, 1, 4), radix="auto", overlap=False)
-    given = compare.arguments(flags, "enable_linear_replayssm_spec", tmp_path)
-
-    assert given["enable_linear_replayssm_spec"] is given["enable_linear_replayssm"] is True
-    assert (given["speculative_num_steps"], given["speculative_eagle_topk"]) == (3, 1)
-    assert given["disable_overlap_schedule"] is True
-    assert given["mamba_radix_cache_strategy"] == "auto"
-    assert "disable_radix_cache" not in given
-    assert "page_size" not in given
-
-
-def test_without_an_environment_the_error_says_what_to_type(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing is started."""
-    monkeypatch.setattr(environments, "find", lambda: None)
-
-    with (
-        pytest.raises(environments.BuildError, match="type `ringfold targets add"),
-        compare.worker("sglang==0.5.16"),
-    ):
-        pass
 
 
 @pytest.mark.slow
