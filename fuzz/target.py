@@ -185,6 +185,10 @@ class Target(Protocol):
     # (the dialect's `donates` says what of it). Returns where that lies now, as `seat` does, such
     # as {"slot": 3}; empty, if outside of what `views` shows.
     #
+    # One that owns `cut` is also told how many of the last tokens the prefix's key lacks, if any,
+    # and returns which it kept of the states that were stored apart: {"slot": 3, "behind": 2} is
+    # the one two tokens before the request's end; empty, if none.
+    #
     #     def hit(self, request, prefix) -> None
     #
     # Seat a request, with the cursors of a reset, on a copy of what is kept under `prefix`.

@@ -10,7 +10,7 @@ rewritten here; other than that, what each request accepts stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -56,7 +56,9 @@ def in_lockstep(
 
     With `tracks`, a prefix cache keeps what was stored apart last, by a commit that tracks or in a
     long chunk of a prompt, and nothing else. So whoever leaves a prefix, and was never tracked,
-    verifies once more, and some token that it keeps of this window is tracked.
+    verifies once more, and some token that it keeps of this window is tracked. Whoever leaves one
+    that lacks no more tokens than a window has stops within its last one: it verifies once more,
+    and the last token of this window, behind the stop, is tracked.
     """
     server = _Server(setup, tracks=tracks)
     server.tag = max((getattr(operation, "tag", 0) for operation in _inside(operations)), default=0)
@@ -94,6 +96,10 @@ class _Server:
         """Prefixes that nobody has left."""
         self.stored: set[Request] = set()
         """Requests of which a state was stored apart since they were seated."""
+        self.verified: set[Request] = set()
+        """Requests that have verified since they were prefilled last."""
+        self.sessions: set[Request] = set()
+        """Requests that were prefilled behind that: a server keeps no prefixes of these."""
 
     def serve(self, operations: Sequence[Operation]) -> Iterator[Operation]:
         commits = {o.tag: o for o in operations if isinstance(o, Commit)}
@@ -114,8 +120,11 @@ class _Server:
                 case Donate(request=request) if self.tracks and request not in self.absent:
                     if request not in self.stored:
                         yield from self._tracked(request)
+                    cut = 0 if request in self.sessions else operation.cut
+                    if 0 < cut <= self.setup.window:
+                        cut = yield from self._stopped(request, cut)
                     self._comes_or_goes(operation)
-                    yield operation
+                    yield replace(operation, cut=cut)
                 case _ if self._comes_or_goes(operation):
                     yield operation
 
@@ -129,7 +138,8 @@ class _Server:
             case Place(request=request, records=records, base=base, flush=flush):
                 self.cursors[request] = self.told[request] = Cursors(records, base, int(flush))
             case Save(request=request):
-                self.stored.discard(request)
+                for known in (self.stored, self.verified, self.sessions):
+                    known.discard(request)
             case Restore(request=request) if self.dialect.saves == "state":
                 self._forget(request)
             case Free(request=request):
@@ -165,7 +175,8 @@ class _Server:
         self.cursors.pop(request, None)
         self.told.pop(request, None)
         self.bounds.pop(request, None)
-        self.stored.discard(request)
+        for known in (self.stored, self.verified, self.sessions):
+            known.discard(request)
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
         accepted = commit.accepted if commit else (1,) * len(verify.rows)
@@ -182,6 +193,7 @@ class _Server:
         for row, n in zip(rows, counts, strict=True):
             if row is not None and n is not None:
                 self.bounds[row] = D
+                self.verified.add(row)
                 if track is not None and n >= track:
                     self.stored.add(row)
                 for view in (self.cursors, self.told):
@@ -199,6 +211,21 @@ class _Server:
                 yield replace(operation, track=1 + self.tag // T % (kept_now or 1))
             else:
                 yield operation
+
+    def _stopped(self, request: Request, cut: int) -> Generator[Operation, None, int]:
+        """One more window, whose last token is stored, but a stop lies before it.
+
+        Returns how many tokens lie behind the stop. The bonus token is fed with the next window, so
+        of n that are kept as many as n - 2 may.
+        """
+        if (D := self._drafts([request], self.setup.window)) < 3:
+            return 0
+        self.tag += 1
+        yield from self._step(
+            Verify(tag=self.tag, rows=(request,), lengths=(D,)),
+            Commit(tag=self.tag, accepted=(D,), track=D),
+        )
+        return 1 + cut % (D - 2)
 
     def _decode(self, decode: Decode) -> Iterator[Operation]:
         """As it is where nothing waits; else a window of one, which a server that drafts does."""
@@ -219,6 +246,8 @@ class _Server:
         pairs = zip(prefill.rows, prefill.lengths, strict=True)
         if there := [(row, n) for row, n in pairs if row not in self.absent]:
             rows, lengths = zip(*there, strict=True)
+            self.sessions |= self.verified.intersection(rows)
+            self.verified.difference_update(rows)
             if self.setup.dtypes.activation != "float32":  # no server's prompts are
                 self.stored.update(row for row, n in there if n >= CHUNK)
             yield replace(prefill, rows=rows, lengths=lengths)

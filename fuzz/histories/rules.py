@@ -42,6 +42,11 @@ LONG: Final = 0.1
 WAITING: Final = 0.1
 """How often requests are prefilled that wait with records: the next turn of a session."""
 
+CUT: Final = 0.5
+"""How often a prefix lacks the last tokens of its request, where a target owns that."""
+THOUGHT: Final = 0.1
+"""How often these may be more than a window has."""
+
 EXTREME: Final = 0.3
 """How often all or nothing of a window is accepted, rather than what luck says."""
 
@@ -142,7 +147,16 @@ def donate(story: Story) -> Operations:
     idle = story.idle()
     if len(story.seats) <= 1 or not len(idle) or len(story.prefixes) >= PREFIXES_MAX:
         return []
-    return [Donate(request=story.draw.pick(idle.tolist()), prefix=story.kept, dead=story.dead())]
+    request = story.draw.pick(idle.tolist())
+    return [Donate(request=request, prefix=story.kept, cut=cut(story), dead=story.dead())]
+
+
+def cut(story: Story) -> int:
+    """How many tokens a prefix lacks: those behind a stop, now and then a longer thought."""
+    T = story.setup.window
+    if "cut" not in story.plan.operations or not story.draw.chance(CUT):
+        return 0
+    return story.draw.integer(1, 3 * T if story.draw.chance(THOUGHT) else T)
 
 
 def hit(story: Story) -> Operations:

@@ -328,6 +328,16 @@ class Judge:
         self._judge_past(requests, region, past)
         return got
 
+    def misnamed(self, request: Request, behind: int, stored: Sequence[int]) -> None:
+        """Check 2 for a prefix that ends so many tokens before its request, where nothing was."""
+        self._mismatch(
+            "state-local",
+            "a prefix ends where no state was stored that it may be",
+            request=request,
+            expected=f"{' or '.join(map(str, stored))} tokens before the request's end",
+            got=str(behind),
+        )
+
     def same_tracked(self, requests: Sequence[Request], tokens: int) -> None:
         """Check 6 for the same: they have the bits of what the twin stored, or of its snapshots.
 

@@ -70,8 +70,8 @@ class Ledger:
         self.saved: dict[Request, Entry] = {}
         self.prefixes: dict[int, Mapping[str, int]] = {}
         """Where each prefix lies that the prefix cache keeps."""
-        self.held: dict[Request, Mapping[str, int]] = {}
-        """Where each state lies that was stored apart of a request last."""
+        self.held: dict[Request, list[int]] = {}
+        """Where the states lie that were stored apart of each request."""
         self.left: dict[int, tuple[Cursors, bool]] = {}
         keyed = [b for b in self.buffers if b.role == "position"]
         self.cursor_axis = keyed[0].axes[0] if keyed else "slot"
@@ -142,15 +142,15 @@ class Ledger:
         """The prefix cache gives up a state."""
         del self.prefixes[prefix]
 
-    def hold(self, requests: Sequence[Request]) -> None:
-        """States of `requests` were stored apart, where their seats say."""
-        for request in requests:
-            self.held[request] = {"slot": self.homes[request]["track"]}
+    def hold(self, request: Request, slots: list[int]) -> None:
+        """These slots alone hold what was stored apart of a request."""
+        self.held[request] = slots
 
     def let_go(self, requests: Sequence[Request]) -> None:
-        """What was stored apart of `requests` before may be written over."""
+        """What was stored apart where the seats of `requests` say may be written over."""
         for request in requests:
-            self.held.pop(request, None)
+            slot = self.homes[request]["track"]
+            self.held[request] = [one for one in self.held.get(request, []) if one != slot]
 
     @property
     def vacant(self) -> int:
@@ -332,8 +332,8 @@ class Ledger:
 
     def _kept(self) -> list[int]:
         """Slots of prefixes, and of what was stored apart."""
-        seats = (*self.prefixes.values(), *self.held.values())
-        return [seat["slot"] for seat in seats if "slot" in seat]
+        prefixes = [seat["slot"] for seat in self.prefixes.values() if "slot" in seat]
+        return [*prefixes, *(slot for slots in self.held.values() for slot in slots)]
 
     def dead(self) -> dict[str, list[Region]]:
         """Memory whose contents may have no influence on anything, cursors excepted."""

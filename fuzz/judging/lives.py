@@ -7,8 +7,8 @@ it may have written, the cursors it left, and the state that whoever was seated 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,15 @@ from ringfold.fuzz.target import Inputs, RefusedError, Request, Target
 from ringfold.sim.cursors import Cursors
 
 
+class Apart(NamedTuple):
+    """A state that was stored apart of a request."""
+
+    kept: Kept
+    slot: int
+    behind: int
+    """Tokens that the request was fed since."""
+
+
 class Lives(Differential):
     """The half of a walk that seats requests and takes them from their seats."""
 
@@ -44,8 +53,8 @@ class Lives(Differential):
         self.saved: dict[Request, Kept] = {}
         self.prefixes: dict[int, tuple[Kept, bool]] = {}
         """What the prefix cache keeps, and whether records were folded into it on the way."""
-        self.apart: dict[Request, Kept] = {}
-        """Where each request was whose state was stored apart, when that was."""
+        self.apart: dict[Request, list[Apart]] = {}
+        """What was stored apart of each request and may be there still, the last one last."""
         self.older: set[int] = set()
         """Prefixes that were such states."""
         self.skipped: Counter[str] = Counter()
@@ -61,8 +70,8 @@ class Lives(Differential):
                 self._save(request)
             case Restore(request=request):
                 self._restore(request)
-            case Donate(request=request, prefix=prefix):
-                self._donate(request, prefix)
+            case Donate():
+                self._donate(operation)
             case Hit(request=request, prefix=prefix):
                 self._hit(request, prefix)
             case Evict(prefix=prefix):
@@ -182,8 +191,12 @@ class Lives(Differential):
         else:
             self._judge_state([request])
 
-    def _donate(self, request: Request, prefix: int) -> None:
+    def _donate(self, operation: Donate) -> None:
         """A prefix is what the request holds, or what was stored apart of it before."""
+        request, prefix, cut = operation.request, operation.prefix, operation.cut
+        if cut and "cut" not in self.target.operations:
+            self.skipped["cut"] += 1
+            cut = 0
         tracked = getattr(self.target, "keeps_tracked", False)
         if tracked and request not in self.apart:
             raise RefusedError(
@@ -192,18 +205,32 @@ class Lives(Differential):
             )
         waiting = self.ledger.entry(request).lag > 0
         whole = self.dialect.donates == "state"
-        if tracked:
-            self.older.add(prefix)
-            self.prefixes[prefix] = self.apart.pop(request), False
-        else:
+        if not tracked:
             kept = self.truth.take(request) if whole else self.truth.take_checkpoint(request)
             self.prefixes[prefix] = kept, whole and waiting
-        seat = self._call(lambda target: target.donate(request, prefix))
+        given = (cut,) if cut else ()
+        seat = self._call(lambda target: target.donate(request, prefix, *given))
         self._judge_frame(self.ledger.donate_may_write(request))
-        self.ledger.donate(request, prefix, seat)
         self.truth.free(request)
         self.judge.unproven.discard(request)
-        self._judge_older(request, prefix)
+        stored = self.apart.pop(request, [])
+        if cut and not seat:
+            self.ledger.free(request)
+            return
+        self.ledger.donate(request, prefix, seat)
+        if not tracked:
+            return
+        # The last, or if that lies in what was cut off one before it.
+        last = stored[-1]
+        may_be = [one for one in stored if one is last or last.behind < cut <= one.behind]
+        behind = seat.get("behind", last.behind)
+        self.older.add(prefix)
+        for one in may_be:
+            if one.behind == behind:
+                self.prefixes[prefix] = one.kept, False
+                self._judge_older(request, prefix)
+                return
+        self.judge.misnamed(request, behind, [one.behind for one in may_be])
 
     def _hit(self, request: Request, prefix: int) -> None:
         kept, folded = self.prefixes[prefix]
@@ -226,7 +253,7 @@ class Lives(Differential):
     def _store_apart(self, window: Window, counts: NDArray[np.int64]) -> list[Kept]:
         """Where requests are after `counts` [row] tokens of a window, which are not committed yet.
 
-        What was stored apart of them before is given up.
+        What was stored there before is given up.
         """
         if not window.requests:
             return []
@@ -234,19 +261,37 @@ class Lives(Differential):
         with self._timed("oracle"):
             return self.truth.ahead(window, counts)
 
-    def _judge_apart(self, requests: list[Request], kept: list[Kept], tokens: int) -> None:
-        """Judge what was stored apart; from then on nobody may write there."""
+    def _fed(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
+        """So many tokens [row] more; what was stored apart before is as much older."""
+        for request, count in zip(requests, counts, strict=True):
+            stored = self.apart.get(request, [])
+            stored[:] = [one._replace(behind=one.behind + int(count)) for one in stored]
+
+    def _judge_apart(
+        self,
+        requests: list[Request],
+        kept: list[Kept],
+        behind: NDArray[np.int64],
+        tokens: int | None = None,
+    ) -> None:
+        """Judge what was stored apart; from then on nobody may write there.
+
+        So many tokens `behind` [row] it the requests are by now. It is the state after so many
+        `tokens` of a window; without, it is of a prompt, and takes the place of all others.
+        """
         if not requests:
             return
         with self._timed("checks"):
             slots = self.ledger.seats(requests, "track").tolist()
             got = self.judge.tracked(requests, slots, kept)
-            self.judge.same_tracked(requests, tokens)
-        self.ledger.hold(requests)
+            self.judge.same_tracked(requests, tokens or 0)
         for row, (request, where) in enumerate(zip(requests, kept, strict=True)):
             # Who looks at it later looks for these bits.
             where[STATE][LOCAL], where[ERROR][LOCAL] = got[:, row], 0.0
-            self.apart[request] = where
+            older = self.apart.get(request, []) if tokens is not None else []
+            left = [one for one in older if one.slot != slots[row]]
+            self.apart[request] = [*left, Apart(where, slots[row], int(behind[row]))]
+            self.ledger.hold(request, [one.slot for one in self.apart[request]])
 
     def _judge_older(self, request: Request, prefix: int) -> None:
         """Judge once more a prefix that was stored apart, where it lies now."""

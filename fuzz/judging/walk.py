@@ -206,7 +206,7 @@ class Walk(Lives):
             self._judge_outputs(outputs, rows, lengths, window)
             kept = self._store_apart(tracked, counts[counts > 0])
             self._advance_in_place(window, tracked.requests)
-            self._judge_apart(tracked.requests, kept, tokens=0)
+            self._judge_apart(tracked.requests, kept, (window.lengths - counts)[counts > 0])
 
     def _decode(self, operation: Decode) -> None:
         """One token a row, committed at once: in place, or as a window of one."""
@@ -242,6 +242,7 @@ class Walk(Lives):
         """All tokens were added to the checkpoints, behind what waited."""
         allowed = self.ledger.in_place_may_write(window.requests, tracked)
         self.ledger.advance_in_place(window.requests)
+        self._fed(window.requests, window.lengths)
         with self._timed("oracle"):
             self.truth.commit(window, window.lengths)
         self._judge_frame(allowed)
@@ -301,7 +302,7 @@ class Walk(Lives):
         kept = self._store_apart(tracked, np.full(len(tracked.requests), track or 0))
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
-        self._judge_apart(tracked.requests, kept, track or 0)
+        self._judge_apart(tracked.requests, kept, (counts - (track or 0))[keeps], track)
         self._judge_committed(window.requests)
 
     def _judge_committed(self, requests: Sequence[Request]) -> None:
@@ -323,6 +324,7 @@ class Walk(Lives):
     def _advance(self, window: Window, counts: NDArray[np.int64], bound: int) -> None:
         """Commit `counts` [row] tokens of each row, in the ledger and in the truth."""
         self.ledger.commit(window.requests, counts, bound)
+        self._fed(window.requests, counts)
         with self._timed("oracle"):
             self.truth.commit(window, counts)
 

@@ -154,10 +154,14 @@ class Donate(_Operation, frozen=True):
 
     The dialect says whether that is the committed state or what the checkpoint holds of it
     (`Dialect.donates`). As with `Save`, records may wait, but no window may be in flight.
+
+    The prefix's key lacks the last `cut` tokens: they lie behind a stop, or are what a model
+    thought and nobody keeps. So a target that owns `cut` leaves an older state, or none.
     """
 
     request: Request
     prefix: Prefix
+    cut: Count = 0
 
 
 class Hit(_Operation, frozen=True):

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.targets.pool import host, sessions, shims, tracks
 from ringfold.fuzz.targets.pool.protocol import Message
-from ringfold.fuzz.targets.pool.requests import PLACES, forget_lengths, holder, new, prompt
+from ringfold.fuzz.targets.pool.requests import (
+    PLACES,
+    fed,
+    finish_early,
+    forget_lengths,
+    holder,
+    new,
+    prompt,
+)
 from ringfold.fuzz.targets.pool.server import Server
 from ringfold.fuzz.targets.pool.tensors import indices, tensor
 from ringfold.fuzz.targets.standins import Loose
@@ -26,10 +34,16 @@ class Lives(Server):
         self.saved: dict[int, Any] = {}
         self.verified: set[int] = set()
         """Requests that have verified since they were prefilled last."""
+        self.lengths: dict[int, list[int]] = {}
+        """How long each request was when it was seated, and after each token since."""
         self.stored: dict[int, int] = {}
         """How many tokens the state holds that was stored apart of a request last."""
         self.given: dict[int, int] = {}
         """The slot of that state, where the prefix cache has it already."""
+        self.published: dict[int, int] = {}
+        """The slot of what the prefix cache has of a request's prompt."""
+        self.accepted: dict[int, int] = {}
+        """How many tokens a request's last step brought, if that was a window."""
 
     def admit(
         self, state: NDArray[Any], past: NDArray[Any] | None = None, *, request: int
@@ -76,18 +90,29 @@ class Lives(Server):
             forget_lengths(made)
         self.prefixes.forget(made)
 
-    def donate(self, *, request: int, prefix: int) -> Message:
+    def donate(self, *, request: int, prefix: int, cut: int = 0) -> Message:
         """Finish: its slot, or the one that was tracked, is the prefix cache's from now on.
 
-        Returns how many tokens its key lacks: of those that were fed, or of those whose state was
-        stored apart.
+        The last `cut` tokens are not to be kept: they lie behind a stop in the last window, or
+        else are what a model thought. Returns how many tokens the key lacks, of those that were
+        fed, or of those whose state was stored apart; and how many of the request's lie behind it,
+        if it ends with one of them.
         """
         seat, stored = self._places(request), self.stored.get(request)
+        own, taken = self._slots(request), self.published.get(request)
+        ends, stops = self.lengths[request], cut <= self.accepted.get(request, 0) - 2
         made = self._gone(request)
         sessions.leave(self.prefixes.cache, made)
-        fed, kept = self.prefixes.finish(made, prefix)
-        lacks = (fed if stored is None else stored) - kept
-        return Message("done", {"slot": seat.get("track", seat["slot"]), "lacks": lacks}, [])
+        if cut:
+            finish_early(made, ends[max(0, len(ends) - 1 - cut)], stops=stops)
+        count, kept = self.prefixes.finish(made, prefix)
+        lacks = (count if stored is None else stored) - kept
+        behind = len(ends) - 1 - ends.index(kept) if kept in ends else None
+        free = set(self.pool.mamba_allocator.free_slots.tolist())
+        usual = seat.get("track", seat["slot"])
+        slot = next(iter(own - free), usual if taken is None else taken)
+        fields = {"slot": slot if kept else None, "lacks": lacks, "behind": behind}
+        return Message("done", fields, [])
 
     def hit(self, *, request: int, prefix: int) -> Message:
         """Begin with a prompt whose first tokens are a prefix that is kept."""
@@ -146,8 +171,8 @@ class Lives(Server):
 
     def _gone(self, request: int) -> Any:
         self.verified.discard(request)
-        self.stored.pop(request, None)
-        self.given.pop(request, None)
+        for known in (self.stored, self.given, self.published, self.accepted, self.lengths):
+            known.pop(request, None)
         return self.requests.pop(request)
 
     def _unlocked(self, request: int, made: Any) -> Any:
@@ -186,7 +211,13 @@ class Lives(Server):
     def _row_indices(self, rows: list[int]) -> torch.Tensor:
         return indices([self._row(request) for request in rows])
 
+    def _slots(self, request: int) -> set[int]:
+        """All that it has."""
+        track = tracks.slots(self.requests[request]) if self.setup["tracks"] else []
+        return {self._slot(request), *track}
+
     def _seat(self, request: int) -> Message:
+        self.lengths[request] = [fed(self.requests[request])]
         return Message("done", self._places(request), [])
 
     def _places(self, request: int) -> dict[str, int]:

@@ -109,7 +109,8 @@ class Prefixes:
         count = self.end(request)
         tokens = (request.origin_input_ids + request.output_ids)[:count]
         kept = self._matched(tokens)
-        self.kept[prefix] = tokens[:kept]
+        if kept:
+            self.kept[prefix] = tokens[:kept]
         self.forget(request)
         return count, kept
 

@@ -57,6 +57,20 @@ def speak(request: Any, number: int, before: int, count: int) -> None:
     request.origin_input_ids, request.output_ids = tokens[:before], tokens[before:]
 
 
+def finish_early(request: Any, length: int, *, stops: bool) -> None:
+    """Have a request be such that nobody wants more than its first `length` tokens kept.
+
+    It stops there, in the middle of a window; or all behind its prompt it has thought, on a server
+    that keeps no thoughts (`--strip-thinking-cache`).
+    """
+    tokens = request.origin_input_ids + request.output_ids
+    if stops:
+        request.finished_len = length - len(request.origin_input_ids)
+    else:
+        request.origin_input_ids, request.output_ids = tokens[:length], tokens[length:]
+        request.reasoning_tokens = len(request.output_ids)
+
+
 def fed(request: Any) -> int:
     """Tokens that a request has fed: all but the last of its output, if it has some."""
     return len(request.origin_input_ids) + max(len(request.output_ids) - 1, 0)

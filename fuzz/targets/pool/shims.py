@@ -35,7 +35,11 @@ def publish_arguments() -> Any:
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     arguments = ServerArgs(
-        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1
+        model_path="dummy",
+        speculative_eagle_topk=1,
+        linear_attn_backend="triton",
+        page_size=1,
+        strip_thinking_cache=True,  # of requests that think, and none does unless a trace says so
     )
     arguments._mamba_cache_chunk_size = 64  # else later releases look for the model's configuration
     set_global_server_args_for_scheduler(arguments)

@@ -16,7 +16,7 @@ from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.graphs import Graphs
 from ringfold.fuzz.targets.pool.lives import Lives
 from ringfold.fuzz.targets.pool.protocol import Message
-from ringfold.fuzz.targets.pool.requests import extend, fed
+from ringfold.fuzz.targets.pool.requests import extend, fed, speak
 from ringfold.fuzz.targets.pool.tensors import bits, indices, tensor
 from ringfold.fuzz.targets.standins import Loose
 
@@ -57,6 +57,10 @@ class Pool(Lives):
     ) -> Message:
         """A plain step of one token a row, on the checkpoints in place."""
         batch = self._batch(rows, padding, self._mode("DECODE"), 1)
+        for row in rows if self.setup["tracks"] else ():
+            before = tracks.length(fed(self.requests[row]), 1, None)
+            speak(self.requests[row], row, before, 1)
+            self._lengthen(row, before, 1)
         return self._forward(batch, self.setup["window"], [mixed, a, b], padded=padding > 0)
 
     def prefill(
@@ -98,8 +102,9 @@ class Pool(Lives):
             tracks.name_chunks(batch, requests, self.pool, self.runner.model_config)
         done = self._forward(batch, self.setup["window"], [mixed, a, b], padded=False)
         if self.setup["tracks"]:
-            for row, count, tokens in zip(rows, before, stored, strict=True):
+            for row, count, length, tokens in zip(rows, before, lengths, stored, strict=True):
                 self._publish(row, count + tokens if tokens else 0)
+                self._lengthen(row, count, length)
         seats = [self._places(row) for row in rows]
         return done._replace(fields={"seats": seats})
 
@@ -111,7 +116,12 @@ class Pool(Lives):
             self.given.pop(row, None)
         slot = self._places(row)["track"]
         if self.prefixes.publish(request):
-            self.given[row] = slot
+            self.given[row] = self.published[row] = slot
+
+    def _lengthen(self, row: int, before: int, count: int, *, drafted: bool = False) -> None:
+        """A step has brought `count` tokens behind the first `before`."""
+        self.lengths[row] += range(before + 1, before + count + 1)
+        self.accepted[row] = count if drafted else 0
 
     def idle(self) -> None:
         """The forward pass of a server that has nothing to do while its peers have."""
@@ -159,10 +169,11 @@ class Pool(Lives):
         else:
             # Where snapshots are copied, the slots are those of the forward pass before.
             self.graphs.run("commit", (self.size, count, tokens), work, inputs)
-        if self.setup["tracks"] and track is not None:
+        if self.setup["tracks"] and count:
             tracks.note(batch, rows, accepted)
             for row, length, n in zip(rows, lengths, accepted, strict=True):
-                if n >= track:
+                self._lengthen(row, length, n, drafted=True)
+                if track is not None and n >= track:
                     self.stored[row] = length + track
                     self.given.pop(row, None)
         return Message("done", {"seats": [self._places(request) for request in rows]}, [])

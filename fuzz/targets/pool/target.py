@@ -100,10 +100,12 @@ def pool_of(
 
 OPERATIONS: Final = frozenset(
     {
-        *("admit", "prefill", "free", "fork", "verify", "commit", "track", "decode", "idle"),
+        *("admit", "prefill", "free", "fork", "verify", "commit", "decode", "idle"),
         *("save", "restore", "donate", "hit", "evict"),
     }
 )
+TRACKING: Final = frozenset({"track", "cut"})
+"""What there is besides where states are stored apart."""
 
 
 class SglangPool:
@@ -127,7 +129,7 @@ class SglangPool:
         self.tracks, self.graphs = tracks, graphs
         self.keeps_tracked = tracks
         self.tracked_chunk = CHUNK if tracks else None
-        self.operations = OPERATIONS if tracks else OPERATIONS - {"track"}
+        self.operations = OPERATIONS | TRACKING if tracks else OPERATIONS
         self.device = device
         self.precision: Precision = IEEE
         known = _DIALECTS[dialect]
@@ -230,14 +232,20 @@ class SglangPool:
         """Through the release's resumption."""
         self._seat(request, "restore")
 
-    def donate(self, request: Request, prefix: int) -> Mapping[str, int]:
+    def donate(self, request: Request, prefix: int, cut: int = 0) -> Mapping[str, int]:
         """Through the release's prefix cache, which takes a finished request's slot.
 
         The length of the key says which tokens the cache takes the state to hold.
         """
         waiting = self._waiting(request)
         del self.seats[request]
-        reply = self._ask("donate", request=request, prefix=prefix).fields
+        reply = self._ask("donate", request=request, prefix=prefix, cut=cut).fields
+        if cut:
+            if reply["slot"] is None:
+                return {}
+            if reply["behind"] is None:
+                raise RuntimeError(f"the key of prefix {prefix} ends with no token of its request")
+            return {name: reply[name] for name in ("slot", "behind")}
         claims = 0 if self.dialect.donates == "state" else waiting
         if reply["lacks"] != claims:
             raise RuntimeError(

@@ -88,6 +88,11 @@ def name_chunks(batch: Any, requests: Sequence[Any], pool: Any, config: Any) -> 
         batch.mamba_track_aligned_lens = lambda: ForwardBatch.mamba_track_aligned_lens(batch)
 
 
+def slots(request: Any) -> list[int]:
+    """Those that a request stores in."""
+    return [int(slot) for slot in _buffer(request)]
+
+
 def kept(pool: Any, request: Any) -> int:
     """The slot in which a request's last such state lies, while it is the request's own."""
     return int(_buffer(request)[pool.get_mamba_ping_pong_keep_idx(request)])

@@ -114,6 +114,52 @@ def test_a_history_with_plain_decoding_stays_legal(dialect: str) -> None:
         validate(Trace(setup=setup, payload=trace.payload, operations=operations))
 
 
+def test_whoever_stops_does_so_within_its_last_window() -> None:
+    """Behind a state that was stored, and before one that was stored last; or it has thought."""
+    setup = replace(setup_of("compact"), ring=16, window=4)
+    owned = OPERATIONS | {"track", "cut"}
+    plan = Plan(setup, "sim", owned, rows=3, steps=40, directed=False)
+    stops, thoughts = 0, 0
+    for number in range(HISTORIES // 4):
+        trace = history(plan, 10, number)
+        served = in_lockstep(trace.operations, setup, tracks=True)
+        validate(Trace(setup=setup, payload=trace.payload, operations=served))
+        tracked, verified, turns = set[int](), set[int](), set[int]()
+        last: Commit | None = None
+        for operation in (operation for operation, _ in unroll(served)):
+            match operation:
+                case Verify(rows=rows):
+                    batch = rows
+                    verified.update(row for row in rows if row is not None)
+                case Commit(accepted=accepted, track=track):
+                    last = operation
+                    pairs = zip(batch, accepted, strict=True)
+                    before = set(tracked)
+                    tracked |= {
+                        row for row, n in pairs if row is not None and n and track and n >= track
+                    }
+                case Prefill(rows=rows):
+                    turns |= verified & set(rows)
+                    verified -= set(rows)
+                case Save(request=request) | Free(request=request):
+                    for known in (tracked, verified, turns):
+                        known.discard(request)
+                case Donate(request=request, cut=cut) if cut > setup.window:
+                    assert request not in turns
+                    thoughts += 1
+                case Donate(request=request, cut=cut) if cut:
+                    assert last is not None
+                    assert batch == (request,)
+                    (n,) = last.accepted
+                    assert last.track == n
+                    assert 1 <= cut <= n - 2
+                    assert request in before - turns
+                    stops += 1
+
+    assert stops > 10
+    assert thoughts > 0
+
+
 @pytest.mark.parametrize("activation", ["float32", "float16"])
 @pytest.mark.parametrize("dialect", ["ring", "fold-every-commit", "compact"])
 def test_whoever_leaves_a_prefix_was_tracked(dialect: str, activation: str) -> None:

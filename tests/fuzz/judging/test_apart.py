@@ -1,15 +1,15 @@
 """States that are stored apart are judged for as long as somebody may begin from them.
 
-The target is the snapshots machine with a second slot a request, in which a commit stores the state
-of a token inside its window, and a prompt that of its last whole chunk; that slot is what a prefix
-cache takes of it. Right, it agrees with the recurrence however much later the prefix is left and
-begun from, with dead memory full of NaN. Each fault must be found where it is made.
+The target is the snapshots machine with two slots more a request, in which in turn a commit stores
+the state of a token inside its window, and a prompt that of its last whole chunk; one of these is
+what a prefix cache takes of it. Right, it agrees with the recurrence however much later the prefix
+is left and begun from, with dead memory full of NaN. Each fault must be found where it is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,35 +39,46 @@ from ringfold.sim.convolution import Convolution
 from ringfold.sim.setup import Geometry, Setup
 from ringfold.sim.snapshots import Snapshots
 
-SETUP = Setup("snapshots", Geometry(1, 2, 4, 4), ring=8, window=2, slots=14, convolution=4)
+SETUP = Setup("snapshots", Geometry(1, 2, 4, 4), ring=8, window=2, slots=20, convolution=4)
 CHUNK = 3
+
+
+class Stored(NamedTuple):
+    """A slot, and how many tokens its request had been fed at the state in it, if it holds one."""
+
+    slot: int
+    length: int | None
 
 
 class Apart(SimulatedTarget):
     """Stores states apart, and gives them away; with a fault, if it is told one."""
 
-    operations = SimulatedTarget.operations | {"track", "prefill"}
+    operations = SimulatedTarget.operations | {"track", "cut", "prefill"}
     keeps_tracked = True
     tracked_chunk = CHUNK
 
     def __init__(self, fault: str = "") -> None:
         super().__init__("sim@snapshots", Snapshots)
         self.fault = fault
-        self.apart: dict[Request, int] = {}
+        self.apart: dict[Request, list[Stored]] = {}
+        """Of each request, the last one last."""
+        self.fed: dict[Request, int] = {}
+        self.places: dict[Request, dict[str, int]] = {}
 
     def admit(self, request: Request, *given: Any) -> None:
-        """With a second slot."""
+        """With two slots more."""
         super().admit(request, *given)
-        self.apart[request] = self.slots.take()
+        self._own(request)
 
     def free(self, request: Request) -> None:
-        """Both of them."""
-        self.slots.give(self.apart.pop(request))
+        """All of them."""
+        for slot, _ in self.apart.pop(request):
+            self.slots.give(slot)
         super().free(request)
 
     def seat(self, request: Request) -> Mapping[str, int]:
-        """Both of them."""
-        return {**super().seat(request), "track": self.apart[request]}
+        """Its own slot, and that of what was stored last."""
+        return self.places[request]
 
     def track(
         self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int, tokens: int
@@ -77,21 +88,22 @@ class Apart(SimulatedTarget):
         assert isinstance(front, Convolution)
         for row, n in zip(rows, accepted, strict=True):
             if row is not None and n >= tokens:
-                own, other = self.seats[row], self.apart[row]
+                own, other = self.seats[row], self._turn(row, self.fed[row] + tokens)
                 after = min(n, tokens + (self.fault == "a token late"))
                 place = self.machine.places(np.array([own]))[0]
                 memory["checkpoint"][:, other] = memory["snapshots"][:, place, after - 1]
                 kept = n if self.fault == "another window" else tokens
                 window = np.concatenate([front.memory, front.drafted[..., :kept]], axis=-1)
                 front.memory[:, other] = window[:, own, :, -3:]
-        super().commit(rows, accepted, bound)
+        self._commit(rows, accepted, bound)
 
     def commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
         """Nothing is stored apart."""
-        super().commit(rows, accepted, bound)
-        for row in rows if self.fault == "every commit stores" else ():
+        self._commit(rows, accepted, bound)
+        which = {"every commit stores": -1, "every commit stores in turn": 0}.get(self.fault)
+        for row in rows if which is not None else ():
             if row is not None:
-                self._store(row)
+                self._store(row, which)
 
     def prefill(
         self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
@@ -104,30 +116,70 @@ class Apart(SimulatedTarget):
                 one = Inputs(*(x[:, end + token : end + token + 1] for x in inputs))
                 outputs[:, end + token] = self.decode([row], one)[:, 0]
                 if token + 1 - late == length // CHUNK * CHUNK:
+                    self._turn(row, self.fed[row] - late)
+                    self.apart[row][0] = self.apart[row][0]._replace(length=None)
                     self._store(row)
             end += length
         return outputs
 
-    def donate(self, request: Request, prefix: int) -> Mapping[str, int]:
-        """The second slot stays taken."""
+    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+        """One more of each."""
+        self._feed(rows, [1] * len(rows))
+        return super().decode(rows, inputs)
+
+    def donate(self, request: Request, prefix: int, cut: int = 0) -> Mapping[str, int]:
+        """One of the slots stays taken: the last that ends before what is cut off."""
         if self.fault == "its newest state":
             self._store(request)
-        own, other = self.seats.pop(request), self.apart.pop(request)
-        if self.fault == "its own slot":
-            own, other = other, own
-        self.prefixes[prefix] = other
+        own, count, (first, last) = self.seats.pop(request), self.fed[request], self.apart[request]
+        del self.apart[request]
+        key = count - cut
+        fits = [one for one in (last, first) if one.length is not None and one.length <= key]
+        if self.fault == "a later state":
+            fits = [last._replace(length=min(key, last.length or 0))]
+        if self.fault == "the other slot" and cut:
+            fits = [last._replace(length=one.length) for one in fits]
+        kept = fits[0] if fits else None
+        if self.fault == "its own slot" and kept is not None:
+            own, kept = kept.slot, kept._replace(slot=own)
         self.slots.give(own)
+        for slot in {first.slot, last.slot} - {kept.slot if kept else None, own}:
+            self.slots.give(slot)
+        if kept is None or kept.length is None:
+            return {}
+        self.prefixes[prefix] = kept.slot
         if self.fault == "given away":
-            self.slots.give(other)
-        return {"slot": other}
+            self.slots.give(kept.slot)
+        return {"slot": kept.slot, "behind": count - kept.length}
 
     def hit(self, request: Request, prefix: int) -> None:
         """On a copy of the latest prefix, at fault."""
         super().hit(request, max(self.prefixes) if self.fault == "another prefix" else prefix)
-        self.apart[request] = self.slots.take()
+        self._own(request)
 
-    def _store(self, request: Request) -> None:
-        own, other = self.seats[request], self.apart[request]
+    def _own(self, request: Request) -> None:
+        self.apart[request] = [Stored(self.slots.take(), None) for _ in range(2)]
+        self.fed[request] = 0
+        self.places[request] = {**super().seat(request), "track": self.apart[request][-1].slot}
+
+    def _turn(self, request: Request, length: int) -> int:
+        """The slot in which the state after so many tokens is to be stored."""
+        first, last = self.apart[request]
+        self.apart[request] = [last, Stored(first.slot, length)]
+        self.places[request]["track"] = first.slot
+        return first.slot
+
+    def _commit(self, rows: Sequence[Request | None], accepted: Sequence[int], bound: int) -> None:
+        super().commit(rows, accepted, bound)
+        self._feed(rows, accepted)
+
+    def _feed(self, rows: Sequence[Request | None], counts: Sequence[int]) -> None:
+        for row, count in zip(rows, counts, strict=True):
+            if row is not None:
+                self.fed[row] += count
+
+    def _store(self, request: Request, which: int | None = -1) -> None:
+        own, other = self.seats[request], self.apart[request][which or 0].slot
         self.front.copy(own, other)
         self.machine.copy(own, other)
 
@@ -198,6 +250,59 @@ def test_faults_are_found_where_they_are_made(fault: str, kind: str, check: str)
     assert (first.kind, first.check) == (kind, check)
 
 
+CUT = trace(
+    Admit(request=0, tag=0),
+    Admit(request=1, tag=1, dead="nan"),
+    *step(2, 0, 1, track=1),
+    *step(3, 1, 0, track=2),
+    Donate(request=0, prefix=0, cut=1, dead="nan"),
+    *step(4, 1),
+    Donate(request=1, prefix=1, cut=2, dead="nan"),
+    Hit(request=3, prefix=0, dead="nan"),
+    Hit(request=4, prefix=1, dead="nan"),
+    *step(5, 4, 3, track=2),
+    Donate(request=3, prefix=2, cut=1, dead="nan"),
+    Hit(request=5, prefix=2),
+    *step(6, 4, 5),
+)
+"""The last state lies in what is cut off, and so the one before is kept; or just in front of it; or
+in it, and there is none before."""
+
+
+def test_a_prefix_ends_before_what_is_cut_off() -> None:
+    """Where nothing is kept, whoever would begin from that is padding."""
+    walked = walking.walk(CUT, Apart())
+
+    assert walked.mismatches == []
+    assert walked.skipped == {"hit": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "symptom"),
+    [
+        ("a later state", "donate", "a prefix ends where no state was stored that it may be"),
+        ("the other slot", "donate", "the tracked state is not the committed one"),
+        ("every commit stores in turn", "commit", "checkpoint changed where this operation may"),
+    ],
+)
+def test_what_is_cut_off_is_in_no_prefix(fault: str, kind: str, symptom: str) -> None:
+    """Neither under the name of what is left, nor where the older state lies."""
+    first = walking.walk(CUT, Apart(fault)).mismatches[0]
+
+    assert first.kind == kind
+    assert first.symptom.startswith(symptom)
+
+
+def test_a_target_that_cuts_nothing_off_leaves_all() -> None:
+    """The walk says so."""
+    target = SimulatedTarget("sim@snapshots", Snapshots)
+    history = trace(Admit(request=0, tag=0), *step(2, 0), Donate(request=0, prefix=0, cut=1))
+    walked = walking.walk(history, target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {"cut": 1}
+
+
 @pytest.mark.parametrize("ending", [Free(request=0), Save(request=0)])
 def test_who_leaves_has_nothing_kept(ending: Operation) -> None:
     """The slot is dead then, whoever gets it."""
@@ -205,7 +310,8 @@ def test_who_leaves_has_nothing_kept(ending: Operation) -> None:
     class Leaves(Apart):
         def save(self, request: Request) -> None:
             super().save(request)
-            self.slots.give(self.apart.pop(request))
+            for slot, _ in self.apart.pop(request):
+                self.slots.give(slot)
 
     later: list[Operation] = [Admit(request=1, tag=3), Admit(request=2, tag=4)]
     history = trace(Admit(request=0, tag=0), *step(2, 0, track=2), ending, *later)

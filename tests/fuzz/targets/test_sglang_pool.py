@@ -335,6 +335,47 @@ def test_who_keeps_less_than_is_tracked_keeps_what_was_stored(version: str) -> N
     assert walked.mismatches == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.23"])
+def test_a_prefix_lacks_what_lies_behind_a_stop(version: str) -> None:
+    """The last state, if it lies before the stop; else an older one, or the whole request is kept.
+
+    What a model thought is cut off, too, in a release that goes back to older states, among them
+    the one of the prompt.
+    """
+    target = pool_of(version, "+tracks")
+    goes_back = version == "0.5.23"
+    thought: list[Operation] = [
+        *drafted(7, 4, 4, 3),
+        Donate(request=4, prefix=2, cut=14, dead="garbage"),
+        Hit(request=5, prefix=2, dead="garbage"),
+        *drafted(8, 4, 5, 3, track=4),
+        Donate(request=5, prefix=3, cut=1),
+        Hit(request=6, prefix=3),
+    ]
+    operations: list[Operation] = [
+        *(Admit(request=number, tag=number) for number in (0, 1, 4)),
+        Prefill(tag=2, rows=(4,), lengths=(70,), dead="garbage"),
+        *drafted(3, 4, 0, 1, track=2),
+        *drafted(4, 4, 1, 0, 4, track=4, dead="garbage"),
+        *drafted(5, 4, 1, track=2),
+        Donate(request=0, prefix=0, cut=2, dead="garbage"),
+        Donate(request=1, prefix=1, cut=2, dead="garbage"),
+        Hit(request=2, prefix=0),
+        Hit(request=3, prefix=1, dead="garbage"),
+        *drafted(6, 4, 2, 3, 4, track=1),
+        Free(request=2, dead="garbage"),
+        *(thought if goes_back else []),
+    ]
+    dtypes = Dtypes("float16", "float16", "float32")
+    setup = {"ring": 16, "window": 4, "slots": 7, "dtypes": dtypes}
+
+    walked = walking.walk(trace_of(target, operations, **setup), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == ({"hit": 1} if goes_back else {})
+
+
 CHUNKS = ((64, 63), (65, 191), (128, 1), (192, 130))
 """Of two prompts: the last chunk is whole, and read off the request's slot; or it is not, and the
 state is one of those that the kernels have at each chunk's start."""

@@ -1,15 +1,17 @@
 """Faults that are planted in a release's own code are found, and by the check that is meant to.
 
-The release runs as elsewhere, in its environment, but for one function that is replaced once its
-module is imported. Each fault is of what an extra buffer adds: a state is stored apart, in a prompt
-or a window, goes to the prefix cache, waits there, and another request begins from it. The same
-histories agree where nothing is planted (`test_sglang_pool.py` walks their like in every release).
+The release runs as elsewhere, in its environment, but for one function that is replaced when the
+pool is opened, and put back when the next one is. Each fault is of what an extra buffer adds: a
+state is stored apart, in a prompt or a window, goes to the prefix cache, waits there, and another
+request begins from it. The same histories agree where nothing is planted (`test_sglang_pool.py`
+walks their like in every release).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +30,7 @@ from ringfold.fuzz.histories.trace import (
     Verify,
     validate,
 )
-from ringfold.fuzz.judging import walk as walking
+from ringfold.fuzz.judging.walk import Verdict, walk
 from ringfold.fuzz.targets import environments, wheels
 from ringfold.fuzz.targets.pool.process import WorkerProcess, command
 from ringfold.fuzz.targets.pool.target import SglangPool
@@ -39,27 +41,52 @@ RELEASES: Final = ("0.5.18", "0.5.23")
 
 BACKEND: Final = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 BATCH: Final = "sglang.srt.managers.schedule_batch"
+MAMBA: Final = "sglang.srt.mem_cache.unified_cache.components.mamba"
 POOL: Final = "sglang.srt.mem_cache.memory_pool"
 
 PLANTING: Final = """
-import importlib.abc, importlib.util, sys
+import importlib.abc, importlib.util, json, pathlib, sys
 
-class Planted(importlib.abc.MetaPathFinder):
+FAULT = pathlib.Path(__file__).with_name("fault.json")
+changed = []
+
+def plant():
+    while changed:
+        owner, name, before = changed.pop()
+        delattr(owner, name) if before is None else setattr(owner, name, before)
+    fault = json.loads(FAULT.read_text())
+    if fault is None:
+        return
+    module = importlib.import_module(fault["module"])
+    own = [c for c in vars(module).values() if getattr(c, "__module__", "") == module.__name__]
+    owners = [(o, dict(vars(o))) for o in (module, *own) if isinstance(o, type) or o is module]
+    exec(fault["code"], vars(module))
+    for owner, names in owners:
+        for name, now in dict(vars(owner)).items():
+            if names.get(name) is not now:
+                changed.append((owner, name, names.get(name)))
+
+class Planting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != {module!r}:
+        if name != "ringfold.fuzz.targets.pool.pools":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         whole = spec.loader.exec_module
         def execute(module):
             whole(module)
-            exec({code!r}, vars(module))
+            opens = module.Pools.open
+            def opened(self, *given, **named):
+                plant()
+                return opens(self, *given, **named)
+            module.Pools.open = opened
         spec.loader.exec_module = execute
         return spec
 
-sys.meta_path.insert(0, Planted())
+sys.meta_path.insert(0, Planting())
 """
-"""A `sitecustomize` that executes code behind a module's own."""
+"""A `sitecustomize`: whenever a pool is opened it takes back what was planted, and executes what is
+to be planted now in its module."""
 
 
 class Fault(NamedTuple):
@@ -168,36 +195,80 @@ commit_mamba_states_after_verify = overwriting
         ("commit", "frame"),
     ),
 }
+CUT: Final = {
+    "a key that ends early has the last state": Fault(
+        MAMBA,
+        """
+def last(self, request, tokens):
+    kept = self.cache.req_to_token_pool.get_mamba_ping_pong_keep_idx(request)
+    return request.kv.mamba_last_track_seqlen, kept
+MambaComponent._select_finished_checkpoint = last
+""",
+        ("donate", "state-local"),
+    ),
+    "the length is that of the state before, and the slot is not": Fault(
+        MAMBA,
+        """
+select = MambaComponent._select_finished_checkpoint
+def mistaken(self, request, tokens):
+    length, _ = select(self, request, tokens)
+    return length, self.cache.req_to_token_pool.get_mamba_ping_pong_keep_idx(request)
+MambaComponent._select_finished_checkpoint = mistaken
+""",
+        ("donate", "state-local"),
+    ),
+}
+"""Of releases that go back to the slot before."""
 
 
-@contextmanager
-def planted(version: str, fault: Fault | None, folder: Path) -> Iterator[Any]:
-    """The pool of a release with an extra buffer and a fault; skips where it cannot run."""
+class Planted(NamedTuple):
+    """The pool of a release with an extra buffer, in a process where faults can be planted."""
+
+    target: SglangPool
+    where: Path
+
+    def walk(
+        self, fault: Fault | None, operations: list[Operation], dtype: str, window: int = 2
+    ) -> Verdict:
+        """The verdict on a history."""
+        told = None if fault is None else {"module": fault.module, "code": fault.code}
+        self.where.write_text(json.dumps(told), encoding="utf-8")
+        return walked(self.target, operations, dtype, window)
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def planted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Planted]:
+    """One process a release, for all faults; skips where it cannot run."""
+    version: str = request.param
     release, environment = f"sglang=={version}", environments.find()
     if environment is None or wheels.find(release) is None:
         pytest.skip(f"type `ringfold targets add sglang-pool=={version}` (2 GB)")
-    if fault is not None:
-        code = PLANTING.format(module=fault.module, code=fault.code)
-        (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+    folder = tmp_path_factory.mktemp(version)
+    (folder / "sitecustomize.py").write_text(PLANTING, encoding="utf-8")
     variables = environments.variables(release, folder)
     worker = WorkerProcess(release, command(environment.python, "pool.worker"), variables)
     with closing(worker):
-        yield SglangPool(release, "planted", Release(release).dialect, worker, tracks=True)
+        dialect = Release(release).dialect
+        target = SglangPool(release, "planted", dialect, worker, tracks=True)
+        yield Planted(target, folder / "fault.json")
 
 
-def drafted(tag: int, *rows: int, track: int | None = None) -> list[Operation]:
-    """A window of two, of which all is kept."""
-    twos = (2,) * len(rows)
-    return [Verify(tag=tag, rows=rows, lengths=twos), Commit(tag=tag, accepted=twos, track=track)]
+def drafted(tag: int, *rows: int, count: int = 2, track: int | None = None) -> list[Operation]:
+    """A window, of which all is kept."""
+    counts = (count,) * len(rows)
+    commit = Commit(tag=tag, accepted=counts, track=track)
+    return [Verify(tag=tag, rows=rows, lengths=counts), commit]
 
 
-def walked(target: Any, operations: list[Operation], dtype: str) -> walking.Verdict:
+def walked(target: Any, operations: list[Operation], dtype: str, window: int) -> Verdict:
     """The history's verdict."""
     setup = Setup(
         dialect=target.dialect.name,
         geometry=Geometry(1, 2, 32, 32),
-        ring=8,
-        window=2,
+        ring=4 * window,
+        window=window,
         slots=5,
         convolution=4,
         dtypes=Dtypes(dtype, dtype, "float32"),
@@ -208,7 +279,7 @@ def walked(target: Any, operations: list[Operation], dtype: str) -> walking.Verd
         operations=tuple(operations),
     )
     validate(trace)
-    return walking.walk(trace, target)
+    return walk(trace, target)
 
 
 def prompts() -> list[Operation]:
@@ -242,37 +313,57 @@ def windows() -> list[Operation]:
     ]
 
 
-def in_turns(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Each fault in one release, every other one in the same: both would take twice the time."""
-    return [(name, RELEASES[i % len(RELEASES)]) for i, name in enumerate(names)]
+def stops() -> list[Operation]:
+    """The state that was stored last lies behind a stop, and the one before becomes a prefix."""
+    return [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        *drafted(2, 0, 1, count=4, track=2),
+        *drafted(3, 1, 0, count=4),
+        *drafted(4, 0, 1, count=4, track=4),
+        Donate(request=1, prefix=0, cut=2),
+        Hit(request=2, prefix=0),
+        *drafted(5, 2, 0, count=4),
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", RELEASES)
-def test_where_nothing_is_planted_they_agree(version: str, tmp_path: Path) -> None:
-    """Both histories, in a process that is started the same way."""
-    with planted(version, None, tmp_path) as target:
-        assert walked(target, prompts(), "float16").mismatches == []
-        assert walked(target, windows(), "float32").mismatches == []
+def test_where_nothing_is_planted_they_agree(planted: Planted) -> None:
+    """All histories, in the same process, before and after something was."""
+    fault = next(iter(WINDOW.values()))
+    for _ in range(2):
+        assert planted.walk(None, prompts(), "float16").mismatches == []
+        assert planted.walk(None, windows(), "float32").mismatches == []
+        assert planted.walk(None, stops(), "float32", window=4).mismatches == []
+        assert planted.walk(fault, windows(), "float32").mismatches != []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "version"), in_turns(PROMPT))
-def test_faults_of_prompts_are_found(name: str, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROMPT)
+def test_faults_of_prompts_are_found(name: str, planted: Planted) -> None:
     """Where they are, and not first in what comes of them."""
     fault = PROMPT[name]
-    with planted(version, fault, tmp_path) as target:
-        first = walked(target, prompts(), "float16").mismatches[0]
+    first = planted.walk(fault, prompts(), "float16").mismatches[0]
 
     assert (first.kind, first.check) == fault.found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "version"), in_turns(WINDOW))
-def test_faults_of_older_prefixes_are_found(name: str, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WINDOW)
+def test_faults_of_older_prefixes_are_found(name: str, planted: Planted) -> None:
     """In the slot that waits, before anybody begins from it."""
     fault = WINDOW[name]
-    with planted(version, fault, tmp_path) as target:
-        first = walked(target, windows(), "float32").mismatches[0]
+    first = planted.walk(fault, windows(), "float32").mismatches[0]
+
+    assert (first.kind, first.check) == fault.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", RELEASES[-1:], indirect=True)
+@pytest.mark.parametrize("name", CUT)
+def test_faults_of_what_is_cut_off_are_found(name: str, planted: Planted) -> None:
+    """When the request finishes."""
+    fault = CUT[name]
+    first = planted.walk(fault, stops(), "float32", window=4).mismatches[0]
 
     assert (first.kind, first.check) == fault.found
