@@ -12,6 +12,7 @@ allocated), `srt/configs/mamba_utils.py` (`Mamba2StateShape`, `replayssm_ring_by
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from math import prod
 from typing import Final, NamedTuple
 
@@ -313,17 +314,8 @@ def requests_that_fit(layout: Layout, pool: Pool, budget: int) -> int:
         slots = -(-running * pool.slots // pool.running)
         return total(layout, msgspec.structs.replace(pool, running=running, slots=slots))
 
-    low, high = 0, 1
     limit = min(RUNNING_MAX, SLOTS_MAX * pool.running // pool.slots)
-    while high < limit and taken(high) <= budget:
-        low, high = high, min(2 * high, limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if taken(middle) <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_right(range(1, limit + 1), budget, key=taken)
 
 
 def budgeted(layout: Layout, pool: Pool) -> int | None:

@@ -191,25 +191,7 @@ def simulate(
         conv_dtype=conv_dtype,
         tp=tp,
     )
-    with progress_display() as display:
-        task = display.add_task("serving", total=None)
-
-        def at(protocol: str, served: Workload) -> Prediction:
-            display.update(task, description=f"{protocol}, T={served.window}, L={served.ring}")
-            return predict(protocol, pool, served, speed * 1e12, readings)
-
-        protocols = [at(name, load) for name in DIALECTS]
-        sweeps = []
-        for name in (d.name for d in VERIFIERS.values() if d.has_ring):
-            for T in windows:
-                predictions = [
-                    at(name, msgspec.structs.replace(load, window=T, ring=L))
-                    for L in sorted(rings)
-                    if L >= 2 * T
-                ]
-                if predictions:
-                    times = {p.ring or 0: _with_work(p) for p in predictions}
-                    sweeps.append(Sweep(name, T, predictions, recommended(times)))
+    protocols, sweeps = _predicted(pool, load, windows, rings, speed, readings)
     report = Report(model.name, tp, speed, readings, load, protocols, sweeps)
     if as_json:
         print_json(report)
@@ -228,6 +210,37 @@ def _refuse_idle(given: set[str], windows: list[int] | None, rings: list[int] | 
                 raise typer.BadParameter(f"a trace has one: {option} once", param_hint="--trace")
     else:
         refuse(given & OF_TRACES, "--trace", "these are of the trace that it writes")
+
+
+def _predicted(
+    pool: Pool,
+    load: Workload,
+    windows: list[int],
+    rings: list[int],
+    terabytes: float,
+    readings: float,
+) -> tuple[list[Prediction], list[Sweep]]:
+    """The workload by every protocol, then by those with a ring at every length that fits."""
+    with progress_display() as display:
+        task = display.add_task("serving", total=None)
+
+        def at(protocol: str, served: Workload) -> Prediction:
+            display.update(task, description=f"{protocol}, T={served.window}, L={served.ring}")
+            return predict(protocol, pool, served, terabytes * 1e12, readings)
+
+        protocols = [at(name, load) for name in DIALECTS]
+        sweeps = []
+        for name in (d.name for d in VERIFIERS.values() if d.has_ring):
+            for T in windows:
+                predictions = [
+                    at(name, msgspec.structs.replace(load, window=T, ring=L))
+                    for L in sorted(rings)
+                    if L >= 2 * T
+                ]
+                if predictions:
+                    times = {p.ring or 0: _with_work(p) for p in predictions}
+                    sweeps.append(Sweep(name, T, predictions, recommended(times)))
+    return protocols, sweeps
 
 
 def _with_work(one: Prediction) -> float:
