@@ -201,18 +201,18 @@ class TestSameBits:
 @pytest.mark.slow
 def test_it_is_faster(ring: ModuleType) -> None:
     """The released ring takes less than half the processor time that Triton's own needs."""
-    RATIO_MIN = 2  # seen 4.6 with Triton 3.7.1, 9 with 3.6.0, two shared cores
+    RATIO_MIN = 2  # seen 4.4 to 4.6 with Triton 3.7.1, 9 with 3.6.0, two cores shared by nine
 
     def seconds(context: Callable[[], AbstractContextManager[None]]) -> float:
-        best = np.inf
-        for _ in range(3):
-            with context():
-                started = time.process_time()
-                run_ring(ring, torch.float32, windows=3)
-                best = min(best, time.process_time() - started)
-        return float(best)
+        with context():
+            started = time.process_time()
+            run_ring(ring, torch.float32, windows=3)
+            return time.process_time() - started
 
-    assert seconds(nullcontext) > RATIO_MIN * seconds(fast_interpreter)
+    # In turns, so that whatever else the machine does concerns both.
+    pairs = [(seconds(nullcontext), seconds(fast_interpreter)) for _ in range(3)]
+    stock, fast = (min(those) for those in zip(*pairs, strict=True))
+    assert stock > RATIO_MIN * fast
 
 
 class TestSeating:
