@@ -290,11 +290,11 @@ def wrong(holds: Callable[[SimulatedTarget, Sequence[int | None]], bool]) -> Tar
     return Wrong()
 
 
-def records(target: SimulatedTarget, request: int | None) -> int:
-    """How many wait, in a request's slot."""
-    return (
-        0 if request is None else int(target.machine.waiting(np.array([target.seats[request]]))[0])
-    )
+def records(target: SimulatedTarget, request: int | None) -> int | None:
+    """How many wait in a request's slot; padding has none."""
+    if request is None:
+        return None
+    return int(target.machine.waiting(np.array([target.seats[request]]))[0])
 
 
 def reach(target: SimulatedTarget) -> int:
@@ -303,19 +303,17 @@ def reach(target: SimulatedTarget) -> int:
     return max(target.seats.values()) * g.value_heads * g.key_dim * g.value_dim
 
 
-def places(*waiting: int) -> tuple[Operation, ...]:
-    """Requests with so many records each, in a ring of four."""
-    return tuple(
-        Place(request=i, tag=1 + i, base=0, records=n, flush=n > 2) for i, n in enumerate(waiting)
-    )
+def full(request: int) -> Place:
+    """With the one record that a ring of two holds."""
+    return Place(request=request, tag=1 + request, base=0, records=1, flush=True)
 
 
 ONE_TRACE = [
     pytest.param(
-        wrong(lambda target, rows: [records(target, row) for row in rows[:2]] == [3, 1]),
+        wrong(lambda target, rows: [records(target, row) for row in rows[:2]] == [1, 0]),
         [
-            trace_of(*places(3, 1), Verify(tag=3, rows=(0, 1), lengths=(1, 1)), slots=3, ring=4),
-            trace_of(*places(1, 3), Verify(tag=3, rows=(1, 0), lengths=(1, 1)), slots=3, ring=4),
+            trace_of(full(0), BOTH[1], Verify(tag=3, rows=(0, 1), lengths=(1, 1)), slots=3, ring=2),
+            trace_of(BOTH[0], full(1), Verify(tag=3, rows=(1, 0), lengths=(1, 1)), slots=3, ring=2),
         ],
         id="seats the other way round",
     ),
