@@ -19,6 +19,7 @@ from ringfold.fuzz.commands.options import (
     MISMATCH,
     OnDevice,
     device_of,
+    dtype_of,
     geometry_of,
     writable_file,
 )
@@ -111,11 +112,7 @@ def bench(
         )
     on = device_of(device)
     base = SMALL if on == "cpu" else STANDARD
-    if dtype is not None and dtype not in ACTIVATIONS:
-        raise typer.BadParameter(
-            f"{dtype!r} is not one of {', '.join(ACTIVATIONS)}", param_hint="--dtype"
-        )
-    kind = dtype or base.dtype
+    kind = dtype_of(dtype) or base.dtype
     chosen = [] if sweep is None else swept(sweep, kind)
     lists = (geometry, batch, ring, window, acceptance, layers)
     if sweep is None or any(one is not None for one in lists):

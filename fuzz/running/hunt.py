@@ -24,7 +24,7 @@ from ringfold.fuzz.judging.walk import Verdict, walk
 from ringfold.fuzz.running.course import Course, Turns
 from ringfold.fuzz.target import Device, Target, refusal
 from ringfold.fuzz.targets.registry import TWIN
-from ringfold.sim.setup import SetupError
+from ringfold.sim.setup import Setup, SetupError
 
 STEPS: Final = {"cpu": 30, "cuda": 24}
 """Steps of a random history."""
@@ -80,18 +80,10 @@ def plans(
         refuses=functools.partial(refusal, target),
         **fixed,
     )
+    lockstep = bool(getattr(target, "lockstep", False))
     visited = set()
     made = []
-    lockstep = bool(getattr(target, "lockstep", False))
-    if lockstep:
-        # A server's model has its convolution, whatever else is chosen.
-        setups = [
-            msgspec.structs.replace(
-                setup, convolution=CONVOLUTION, slots=min(setup.slots, SERVED + 2)
-            )
-            for setup in setups
-        ]
-    for setup in setups:
+    for setup in map(_served, setups) if lockstep else setups:
         # Heads do not move cursors, so one directed history a protocol is enough.
         directed = (setup.ring, setup.window) not in visited
         visited.add((setup.ring, setup.window))
@@ -110,6 +102,12 @@ def plans(
             )
         )
     return made
+
+
+def _served(setup: Setup) -> Setup:
+    """With the convolution of a server's model, whatever else is chosen, and its small batches."""
+    slots = min(setup.slots, SERVED + 2)
+    return msgspec.structs.replace(setup, convolution=CONVOLUTION, slots=slots)
 
 
 def plans_with_twin(
