@@ -11,13 +11,14 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from ringfold.fuzz.targets import wheels
-from ringfold.fuzz.targets.wheels import ReleaseError, WheelError
+from ringfold.fuzz.targets.wheels import ReleaseError, Wheel, WheelError
 
 KERNEL = b"ANSWER = 42\n"
 
@@ -41,14 +42,42 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache into which pip has fetched it."""
+    folder = tmp_path_factory.mktemp("fetched")
+    (folder / "index").mkdir()
+    make_wheel(folder / "index", KERNEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(folder / "index"))
+        patch.setenv("RINGFOLD_CACHE", str(folder / "cache"))
+        patch.delenv("RINGFOLD_WHEELS", raising=False)
+        wheels.add("tinyfold==1.0")
+    return folder / "cache"
+
+
+@pytest.fixture
+def wheel(cache: Path, fetched: Path) -> Wheel:
+    """Version 1.0, fetched into this test's cache."""
+    shutil.copytree(fetched, cache)
+    found = wheels.find("tinyfold==1.0")
+    assert found is not None
+    return found
+
+
 def make_wheel(folder: Path, content: bytes) -> Path:
-    path = folder / "tinyfold-1.0-py3-none-any.whl"
+    """The same bytes at any time of day."""
+    path, info = folder / "tinyfold-1.0-py3-none-any.whl", "tinyfold-1.0.dist-info"
+    files = {
+        "tinyfold/kernel.py": content,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tinyfold\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+    }
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(zipfile.ZipInfo("tinyfold/kernel.py"), content)
-        info = "tinyfold-1.0.dist-info"
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinyfold\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+        for name, written in files.items():
+            wheel.writestr(zipfile.ZipInfo(name), written)
     return path
 
 
@@ -108,24 +137,23 @@ class TestAdd:
         """Where no index answers, the error says that, and what to do instead."""
         monkeypatch.setenv("PIP_NO_INDEX", "0")
         monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
         monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
 
         with pytest.raises(WheelError, match=r"no package index .*RINGFOLD_WHEELS/otherfold-1\.0/"):
             wheels.add("otherfold==1.0")
 
-    def test_mends_a_corrupt_wheel(self, cache: Path, index: Path) -> None:
+    def test_mends_a_corrupt_wheel(self, index: Path, wheel: Wheel) -> None:
         """Adding again is the way out that the error of a corrupt wheel names."""
-        wheel = wheels.add("tinyfold==1.0")
         whole = wheel.path.read_bytes()
         wheel.path.write_bytes(whole[:-1])
 
         assert wheels.add("tinyfold==1.0") == wheel
         assert wheel.path.read_bytes() == whole
 
-    def test_refuses_a_release_that_changed(self, cache: Path, index: Path) -> None:
+    def test_refuses_a_release_that_changed(self, index: Path, wheel: Wheel) -> None:
         """A wheel fetched again must be the one that was recorded the first time."""
-        wheel = wheels.add("tinyfold==1.0")
         wheel.path.unlink()
         make_wheel(index, b"ANSWER = 43\n")
 
@@ -136,10 +164,8 @@ class TestAdd:
 class TestRead:
     """Reading a file out of a cached wheel."""
 
-    def test_records_the_file(self, cache: Path, index: Path) -> None:
+    def test_records_the_file(self, wheel: Wheel) -> None:
         """The digests of the wheel and of each file read stand beside the wheel."""
-        wheel = wheels.add("tinyfold==1.0")
-
         assert wheel.read("tinyfold/kernel.py") == KERNEL
 
         record = json.loads((wheel.path.parent / "wheel.json").read_text())
@@ -149,16 +175,13 @@ class TestRead:
             "files": {"tinyfold/kernel.py": sha256(KERNEL)},
         }
 
-    def test_of_a_file_that_is_not_there(self, cache: Path, index: Path) -> None:
+    def test_of_a_file_that_is_not_there(self, wheel: Wheel) -> None:
         """The error names the wheel and the file."""
-        wheel = wheels.add("tinyfold==1.0")
-
         with pytest.raises(WheelError, match=r"tinyfold-1\.0.*whl has no file tinyfold/other\.py"):
             wheel.read("tinyfold/other.py")
 
-    def test_refuses_a_corrupt_wheel(self, cache: Path, index: Path) -> None:
+    def test_refuses_a_corrupt_wheel(self, wheel: Wheel) -> None:
         """A wheel that changed on disk is refused wherever it is used, with the line to type."""
-        wheel = wheels.add("tinyfold==1.0")
         content = bytearray(wheel.path.read_bytes())
         content[content.index(b"42")] ^= 1
         wheel.path.write_bytes(content)
@@ -169,9 +192,8 @@ class TestRead:
         with pytest.raises(WheelError, match=expected):
             wheels.find("tinyfold==1.0")
 
-    def test_refuses_a_file_that_is_not_the_recorded_one(self, cache: Path, index: Path) -> None:
+    def test_refuses_a_file_that_is_not_the_recorded_one(self, wheel: Wheel) -> None:
         """A record that speaks of another file is not passed over."""
-        wheel = wheels.add("tinyfold==1.0")
         wheel.read("tinyfold/kernel.py")
         record = wheel.path.parent / "wheel.json"
         record.write_text(record.read_text().replace(sha256(KERNEL), sha256(b"other")))
@@ -179,17 +201,15 @@ class TestRead:
         with pytest.raises(WheelError, match=f"{sha256(KERNEL)}, but {sha256(b'other')}"):
             wheel.read("tinyfold/kernel.py")
 
-    def test_of_a_wheel_that_is_gone(self, cache: Path, index: Path) -> None:
+    def test_of_a_wheel_that_is_gone(self, wheel: Wheel) -> None:
         """A wheel removed from the cache is an error, not an absence."""
-        wheel = wheels.add("tinyfold==1.0")
         wheel.path.unlink()
 
         with pytest.raises(WheelError, match=re.escape(f"cannot read {wheel.path}")):
             wheels.find("tinyfold==1.0")
 
-    def test_a_broken_record_is_as_if_never_fetched(self, cache: Path, index: Path) -> None:
+    def test_a_broken_record_is_as_if_never_fetched(self, index: Path, wheel: Wheel) -> None:
         """Without its digest a wheel cannot be trusted, and is fetched anew."""
-        wheel = wheels.add("tinyfold==1.0")
         (wheel.path.parent / "wheel.json").write_text('{"wheel": 3}')
 
         assert wheels.find("tinyfold==1.0") is None
