@@ -48,6 +48,6 @@ QUICK: Final[tuple[Pass, ...]] = (
 """In the order in which they pay: what makes the next ones cheap comes first."""
 
 THOROUGH: Final[tuple[Pass, ...]] = (
-    moved, larger_heads, every_short, other_numbers, smaller_rings, other_shapes, rare_numbers,
+    moved, larger_heads, other_shapes, every_short, other_numbers, smaller_rings, rare_numbers,
 )  # fmt: skip
 """Many candidates: for when nothing else helps."""

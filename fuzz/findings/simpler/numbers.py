@@ -45,19 +45,19 @@ def smaller_geometry(trace: Trace) -> Iterator[Trace]:
 
 
 def other_shapes(trace: Trace) -> Iterator[Trace]:
-    """Every shape with fewer elements, though one side of it be longer; then one head of any size.
+    """One head of any size, as wide as heads may be; then every shape with fewer elements.
 
-    A fault of offsets counts elements alone, so that head is as wide as can be.
+    A fault of offsets counts elements alone; another may take a shape of which one side is longer.
     """
     g = trace.setup.geometry
-    dims = powers(max(g.key_dim, g.value_dim))
-    shapes = [Geometry(*pair, K, V) for pair in _heads(g) for K in dims for V in dims]
-    for shape in sorted(shapes, key=elements)[:SHAPES_MAX]:
-        yield with_setup(trace, geometry=shape)
     for size in nearer(elements(g)):
         key_dim = -(-size // HEAD_DIM_MAX)
         if key_dim <= HEAD_DIM_MAX:
             yield with_setup(trace, geometry=Geometry(1, 1, key_dim, -(-size // key_dim)))
+    dims = powers(max(g.key_dim, g.value_dim))
+    shapes = [Geometry(*pair, K, V) for pair in _heads(g) for K in dims for V in dims]
+    for shape in sorted(shapes, key=elements)[:SHAPES_MAX]:
+        yield with_setup(trace, geometry=shape)
 
 
 def larger_heads(trace: Trace) -> Iterator[Trace]:
