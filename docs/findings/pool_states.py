@@ -26,6 +26,10 @@ A request that has decoded two tokens goes to host memory and returns, and finis
 With the extra buffer (`--mamba-radix-cache-strategy extra_buffer`) the window crosses the track
 interval at its first token, the request finishes, and another one starts from the 256 tokens that
 are kept: its next outputs should be those of a request that kept that one token, to float32.
+Where what a model thinks is not kept (`--strip-thinking-cache`), a request whose two tokens are
+thoughts finishes, and another one starts from its prompt: if all of that is kept, state and window
+should be those of the prompt, and its next outputs those of a request that has it. With an extra
+buffer the state of the first thought was tracked; without, the two were drafted, or decoded.
 With it a prompt of 64 tokens and one of 70 that begins like it are prefilled, in float16, and
 finish; both leave a prefix of 64 tokens. Those who begin from them should have the same state and
 the same window.
@@ -160,8 +164,9 @@ for folder in ("fla", "linear"):  # a loop variable is a plain int in the interp
         fold.range = lambda *bounds: map(Step, range(*(int(b) for b in bounds)))
 
 ARGUMENTS = ServerArgs(
-    model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1
-)
+    model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1,
+    strip_thinking_cache=True,  # a request that thinks has `reasoning_tokens`
+)  # fmt: skip
 ARGUMENTS._mamba_cache_chunk_size = 64
 set_global_server_args_for_scheduler(ARGUMENTS)
 
@@ -497,6 +502,39 @@ stays = server.prefilled(before)
 server.step(stays, seed=2, keep=kept - before, length=before)
 got, right = (server.step(req, seed=3, length=kept) for req in (heir, stays))
 print(f"  started from them: next outputs {difference(got, right)}")
+
+for tracks, drafts in ((True, True), (False, True), (False, False)):
+    server = Server(tracks=tracks, drafts=drafts)
+    thinks, stays = server.prefilled(before), server.prefilled(before)
+    if drafts:
+        server.step(thinks, seed=2, length=before)
+    else:
+        for seed in (2, 3):
+            server.decode(thinks, seed)
+        thinks.output_ids = array("q", range(before, before + D + 1))
+    thinks.reasoning_tokens = D
+    for owner in (thinks, thinks.kv):
+        if hasattr(owner, "kv_committed_len"):
+            owner.kv_committed_len = before + D
+    if hasattr(PROCESSOR, "_mamba_can_cache_finished_req"):
+        result = Namespace(num_correct_drafts_per_req_cpu=[D - 1] if drafts else None)
+        scheduler = Namespace(tree_cache=server.cache)
+        may = PROCESSOR._mamba_can_cache_finished_req(scheduler, thinks, result, 0)
+        thinks.skip_radix_cache_insert = not may
+    server.finish(thinks, before + D)
+    heir = server.begin(array("q", range(before + 1)))
+    kept, how = kept_of(heir), "drafted" if drafts else "decoded"
+    with_buffer = "with an extra buffer" if tracks else "without an extra buffer"
+    print(f"  {how} {D} thoughts, {with_buffer}: {kept} tokens of the prompt of {before} are kept")
+    if kept:
+        same = [
+            "that of the prompt" if torch.equal(s[:, slot_of(heir)], s[:, slot_of(stays)]) else "NOT"
+            for s in (server.states.temporal, server.states.conv[0])
+        ]
+        print(f"  their state is {same[0]}, the window {same[1]}")
+    if kept == before:
+        got, right = (server.step(req, seed=4, length=kept) for req in (heir, stays))
+        print(f"  started from them: next outputs {difference(got, right)}")
 
 left = []
 for count in (CHUNK, CHUNK + 6):

@@ -55,6 +55,8 @@ VERSIONS: Final = tuple(f"0.5.{patch}" for patch in range(16, 24))
 SEED: Final = 0
 SHARES: Final = {"everything": 0.3, "sound": 0.4, "tracks": 0.3}
 PREFIXES: Final = frozenset({"donate", "hit", "evict"})
+THINKING: Final = "0.5.22"
+"""The first release that keeps no state of what a model thought under the name of its prompt."""
 LOSING: Final = {
     "ring": PREFIXES | {"save", "restore"},
     "fold-every-commit": frozenset[str](),
@@ -203,6 +205,8 @@ def part(version: str, name: str, seconds: float) -> dict[str, Any]:
             if sound:
                 kept = PREFIXES if name == "tracks" else frozenset[str]()
                 served = served._replace(operations=served.operations - (LOSING[dialect] - kept))
+            if name == "tracks" and version < THINKING:
+                served = served._replace(operations=served.operations - {"cut"})
             first = name == "tracks" and number == 0
             trace = handed_on(served) if first else history(served, SEED, number)
             trace = without_turns(trace) if sound else trace
