@@ -1,4 +1,4 @@
-"""The figures of `docs/bench.md` and `docs/kernels.md` are those of the files beside them.
+"""The figures of `docs/bench.md` and of our kernels' pages are those of the files beside them.
 
 What the pages compute is computed as they are tested. What was measured is read from the files of
 `docs/results/`, as the commands wrote them, and each row of a table must hold their medians, to
@@ -151,7 +151,9 @@ def test_what_was_walked_beside() -> None:
     assert f"and {small:,} at H=1, HV=2, K=V=32" in text
     assert f"{seeds['windows']:,} more there from twenty seeds" in text
     assert f"commit {seeds['machine']['commit']}): {ours['windows'] + seeds['windows']:,}" in text
-    assert f"{bits + seeds['compared']['exactness']:,} comparisons of bits" in text
+    compared = f"{bits + seeds['compared']['exactness']:,} comparisons of "
+    assert f"{compared}bits" in text
+    assert f"{compared}folded checkpoints" in page("exactness.md")
     assert f"off by at most {largest(ours):.2f} of what is allowed" in text
     assert f"was by {largest(theirs):.2f} (" in text
     assert f"from the twenty seeds by {seeds['largest']['outputs']:.2f}." in text
