@@ -135,7 +135,8 @@ def lacking(release: str, device: Device = "cpu") -> str:
     if own := os.environ.get(OWN):
         return f"{OWN} names {own}, and there is no such file: set it to a Python, or unset it"
     if device == "cpu":
-        return f"there is no environment to import {release} in: type `{REMEDY}`"
+        add = f"ringfold targets add sglang-pool=={release.partition('==')[2]}"
+        return f"there is no environment to import {release} in: type `{add}`"
     return (
         f"no Python is named that can import {release} with a torch for CUDA: set {OWN} to the "
         "interpreter of an environment in which SGLang is installed, such as /opt/sglang/bin/python"

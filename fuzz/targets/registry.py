@@ -154,11 +154,15 @@ def listed() -> list[Listed]:
 
 
 def _releases_targets(release: str, lacking: str) -> list[Listed]:
-    from ringfold.fuzz.targets.sglang_release import BUFFERED_DECODE, Release
+    from ringfold.fuzz.targets.sglang_release import BUFFERED_DECODE, Release, UnknownReleaseError
 
     try:
         found = Release(release)
         dialect = found.dialect
+    except UnknownReleaseError:
+        # What it lacks fills a page, and fetching it again would help nobody.
+        about = f"no dialect that is known: `ringfold fuzz {release}` says what it lacks"
+        return [Listed(release, about, "")]
     except WheelError as error:
         return [Listed(release, str(error), f"ringfold targets add {release}")]
     rows = [Listed(release, f"{dialect}: {ABOUT[dialect]}", lacking)]

@@ -153,3 +153,18 @@ def test_the_list_says_what_to_type(nothing: Path) -> None:
     assert listed["sim"].remedy == ""
     with pytest.raises(wheels.WheelError, match="corrupt"):
         wheels.find("sglang==0.5.16")
+
+
+def test_a_release_without_kernels_is_listed_in_a_line(
+    nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is here, and to fetch it once more is no remedy."""
+    (nothing / "sglang-0.5.9").mkdir()
+    monkeypatch.setenv("RINGFOLD_WHEELS", str(nothing))
+
+    listed = {row.name: row for row in registry.listed()}
+
+    assert listed["sglang==0.5.9"].remedy == ""
+    assert listed["sglang==0.5.9"].about == (
+        "no dialect that is known: `ringfold fuzz sglang==0.5.9` says what it lacks"
+    )
