@@ -139,7 +139,7 @@ def _fail(code: int, message: str, as_json: bool) -> NoReturn:
         with contextlib.suppress(OSError):  # the disk that is full may be why
             print_json({"error": message, "exit": code})
     try:
-        err.print(message if message.startswith(HELP) else f"ringfold: {message}", markup=False)
+        err.print(message if message.startswith(HELP) else f"ringfold: {message}")
     except OSError:
         silence(2)
     sys.exit(code)

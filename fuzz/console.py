@@ -28,7 +28,6 @@ class Stream(Console):
 
 
 # What is printed stands as it is: in a name `[x]` is no style, and `:x:` no emoji.
-# In a name `[x]` is no style, and `:x:` no emoji.
 out: Final = Stream(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err: Final = Stream(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -57,6 +56,14 @@ def progress_display() -> Progress:
         console=err,
         transient=True,
     )
+
+
+def new_table(*headings: str) -> Table:
+    """A table without lines, none of whose cells is folded."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
 
 
 def print_table(table: Table) -> None:

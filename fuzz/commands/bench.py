@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 import msgspec
 import typer
-from rich.table import Table
 
 from ringfold.fuzz.bench.case import AVERAGED_STEPS, STANDARD, SWEEPS, Case, cases, swept
 from ringfold.fuzz.bench.report import Measured, Peer, Report
@@ -23,7 +22,7 @@ from ringfold.fuzz.commands.options import (
     geometry_of,
     writable_file,
 )
-from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.console import AsJson, new_table, out, print_json, print_table, progress_display
 from ringfold.fuzz.findings.failures import write_json
 from ringfold.fuzz.running.crew import cores
 from ringfold.sim.setup import ACTIVATIONS
@@ -160,13 +159,11 @@ def _verdict(report: Report) -> int:
 
 def _show(report: Report) -> None:
     timed = report.bandwidth is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     headings = ["case", "target", "error", "written"]
     headings += ["us a step", "+-", "over floor", "peak MiB"] if timed else []
-    for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="left" if len(heading) > 9 else "right")
-    for column in table.columns[:2]:
-        column.justify = "left"
+    table = new_table(*headings)
+    for column in table.columns[2:]:
+        column.justify = "right"
     for one in report.measured:
         for i, peer in enumerate(one.peers):
             table.add_row("" if i else str(one.case), *_cells(peer, timed))
@@ -177,21 +174,19 @@ def _show(report: Report) -> None:
     for one in report.measured:
         for peer in one.peers:
             for flag in peer.flags:
-                out.print(f"{peer.target}, {one.case}: {flag}", markup=False)
+                out.print(f"{peer.target}, {one.case}: {flag}")
     what = report.machine
     out.print()
     out.print(
         f"{what['device']}, torch {what['torch']}, triton {what['triton']}, ringfold "
         f"{what['ringfold']} ({what['commit'][:12]}), {what['date']}; error: of outputs, in "
         "2-norm, relative; written: rows whose checkpoint changed in a step.",
-        markup=False,
     )
     if report.bandwidth is not None:
         out.print(
             f"A step is one layer's verify and commit, median of {report.options['rounds']} rounds "
             "and half the distance of its quartiles. Floor: the bytes that the ring protocol must "
             f"move, at {report.bandwidth.copy / 1e12:.2f} TB/s as a copy reached in this run.",
-            markup=False,
         )
 
 

@@ -73,15 +73,15 @@ def _show(report: Bisected) -> None:
     out.print()
     for one in report.releases:
         if one.changed or one.target == _first_that_says(report):
-            out.print(f"{one.target}: {one.account}", markup=False)
+            out.print(f"{one.target}: {one.account}")
     out.print()
     if report.inconclusive:
-        out.print(f"inconclusive: {report.inconclusive}", markup=False)
+        out.print(f"inconclusive: {report.inconclusive}")
     elif report.first is None:
-        out.print(f"{report.trace}: every release that says anything says the same.", markup=False)
+        out.print(f"{report.trace}: every release that says anything says the same.")
     else:
         out.print(
-            f"{report.trace}: {report.first} is the first to say something else.", markup=False
+            f"{report.trace}: {report.first} is the first to say something else.",
         )
 
 

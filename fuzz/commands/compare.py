@@ -129,13 +129,13 @@ def _show(report: Report) -> None:
     print_table(table)
     out.print()
     for reason, count in report.left_out.items():
-        out.print(f"{count} histories were left out: {reason}.", markup=False)
+        out.print(f"{count} histories were left out: {reason}.")
     if report.divergence is not None:
-        out.print(report.divergence.sentence(), markup=False)
+        out.print(report.divergence.sentence())
         for line in report.reproduce:
-            out.print(line, markup=False)
+            out.print(line)
     for reason in report.inconclusive:
-        out.print(f"inconclusive: {reason}", markup=False)
+        out.print(f"inconclusive: {reason}")
     if report.wrong_alike:
         out.print(f"In {report.wrong_alike} histories both are wrong in the same way.")
     one, other = report.targets
@@ -145,5 +145,4 @@ def _show(report: Report) -> None:
         f"{one} and {other} on {report.device}, seed {report.seed}: they {verdict}; "
         f"{report.histories} histories, {report.windows} row-windows each, "
         f"{report.folds[0]} and {report.folds[1]} folds, in {report.seconds:.0f} s.",
-        markup=False,
     )

@@ -132,17 +132,16 @@ def check(
         )
     else:
         for rule in (*early, *late):
-            out.print(f"SGLang {release} {rule.what}: {rule.name}, {rule.reason}", markup=False)
+            out.print(f"SGLang {release} {rule.what}: {rule.name}, {rule.reason}")
         if not early and not late:
-            out.print(f"SGLang {release} takes these flags.", markup=False)
+            out.print(f"SGLang {release} takes these flags.")
         for hazard in verdict.hazards:
             out.print(
                 f"unsafe: {hazard.name}; {hazard.reason}. It happens when {hazard.event}.",
-                markup=False,
             )
         if verdict.safe:
             way = verdict.serving.fallback or "windows are verified from records"
-            out.print(f"safe: {way}.", markup=False)
+            out.print(f"safe: {way}.")
     raise typer.Exit(AGREE if verdict.safe else MISMATCH)
 
 
@@ -255,7 +254,6 @@ def _show(found: Comparison) -> None:
     out.print(
         f"SGLang {found.release} ({found.dialect}): {found.configurations} configurations, "
         f"{found.exercised} exercised.",
-        markup=False,
     )
     table = Table("", "configurations", box=None, pad_edge=False)
     for outcome, count in sorted(found.outcomes.items(), key=lambda item: -item[1]):
@@ -267,20 +265,19 @@ def _show(found: Comparison) -> None:
         out.print(
             f"{name}: in {entry['accepted']} configurations that are accepted. {hazard.reason}; "
             f"it happens when {hazard.event}.",
-            markup=False,
         )
         if shown := entry["shown"]:
             told = shown["as"]
             at = told.get("event") or told.get("where")
-            out.print(f"shown with {shown['changes']} ({at}): {told['text']}", markup=False)
+            out.print(f"shown with {shown['changes']} ({at}): {told['text']}")
         else:
-            out.print("not shown by running", markup=False)
+            out.print("not shown by running")
     for rule, entry in found.safe_refusals.items():
         out.print()
         out.print(
-            f"refused though safe, by {rule}: {entry['refused']}, as {entry['first']}", markup=False
+            f"refused though safe, by {rule}: {entry['refused']}, as {entry['first']}",
         )
     for surprise in found.surprises:
-        out.print(f"surprise: {surprise}", markup=False)
+        out.print(f"surprise: {surprise}")
     if found.stopped:
         out.print("inconclusive: stopped by hand")

@@ -9,11 +9,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
-from rich.table import Table
 
 from ringfold.fuzz.commands import plots
 from ringfold.fuzz.commands.options import OnDevice, device_of, writable_file
-from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.console import AsJson, new_table, out, print_json, print_table, progress_display
 from ringfold.fuzz.drifting import TargetWalker, cases_on
 from ringfold.fuzz.findings.failures import write_text
 from ringfold.fuzz.provenance import stamped
@@ -255,10 +254,7 @@ def summary(track: Track) -> Summary:
 
 def _show(report: Report) -> None:
     study, first = report.study, report.tracks[0].case
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    headings = ("case", "state@1k", "at end", "outputs", "flips", "first", "texts")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
+    table = new_table("case", "state@1k", "at end", "outputs", "flips", "first", "texts")
     for track in report.tracks:
         one, case = summary(track), track.case
         table.add_row(
@@ -273,14 +269,13 @@ def _show(report: Report) -> None:
     print_table(table)
     for why in dict.fromkeys(report.refused.values()):
         left_out = ", ".join(case for case, reason in report.refused.items() if reason == why)
-        out.print(f"\nleft out: {left_out}: {why}", markup=False)
+        out.print(f"\nleft out: {left_out}: {why}")
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
         f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "
         "the worst of all gates, similarities and seeds; flips are words that differ from the "
         "text's, in all texts; "
         "first is the earliest, texts how many have one.",
-        markup=False,
     )
 
 

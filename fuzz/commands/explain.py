@@ -22,10 +22,9 @@ def explain(
     if as_json:
         print_json({"trace": str(trace), "setup": history.setup, "operations": list(lines)})
         return
-    out.print(f"{trace}: {history.setup}", markup=False)
+    out.print(f"{trace}: {history.setup}")
     out.print(
         f"payload: seed {history.payload.seed}, {history.payload.profile}; "
         "ring rows: . dead, # live, f folded by the verify in flight, w window in flight",
-        markup=False,
     )
     print_table(explaining.table(lines))

@@ -96,22 +96,22 @@ def explore(
 
 def _show_explored(report: Explored) -> None:
     for one in report.counterexamples:
-        out.print(f"{report.target}: {one.sentence}", markup=False)
-        out.print(one.reproduce, markup=False)
+        out.print(f"{report.target}: {one.sentence}")
+        out.print(one.reproduce)
         out.print()
     if report.hanging:
-        out.print(f"{report.target}: the target hangs", markup=False)
-        out.print(report.hanging, markup=False)
+        out.print(f"{report.target}: the target hangs")
+        out.print(report.hanging)
         out.print()
     if report.cursor_inputs_wrong:
-        out.print(f"{report.target}: cursors: {report.cursor_example}", markup=False)
+        out.print(f"{report.target}: cursors: {report.cursor_example}")
         out.print()
     for reason in report.inconclusive:
-        out.print(f"inconclusive: {reason}", markup=False)
+        out.print(f"inconclusive: {reason}")
     spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.spent.items())
-    out.print(f"Time of {report.workers} workers: {spent}.", markup=False)
+    out.print(f"Time of {report.workers} workers: {spent}.")
     largest = ", ".join(f"{check} {ratio:.3g}" for check, ratio in report.largest.items())
-    out.print(f"Largest error / allowed: {largest or 'nothing was compared'}.", markup=False)
+    out.print(f"Largest error / allowed: {largest or 'nothing was compared'}.")
     out.print(
         f"{report.target} on {report.device}, {report.setup}: {report.states} states, "
         f"{report.covered} of {report.transitions} transitions (coverage {report.coverage:.3g}), "
@@ -119,5 +119,4 @@ def _show_explored(report: Explored) -> None:
         f"{report.cursor_inputs_wrong} wrong; {report.windows} row-windows in "
         f"{report.seconds:.0f} s ({report.rate:.0f} a second), after "
         f"{report.compile_seconds:.0f} s to start and compile.",
-        markup=False,
     )

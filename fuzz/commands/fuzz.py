@@ -168,21 +168,21 @@ def _show_report(report: Report) -> None:
         out.print(
             f"precision: outputs lose up to {precision:.3g} times what a sequential float32 "
             "computation may; subtracting running sums of gates explains it (docs/checks.md).",
-            markup=False,
         )
         out.print()
     spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
-    out.print(f"Time of {report.workers} workers, and telling in the parent: {spent}.")
+    workers = "one worker" if report.workers == 1 else f"{report.workers} workers"
+    out.print(f"Time of {workers}, and telling in the parent: {spent}.")
     for finding in report.findings:
         out.print()
         more = f" (in {finding.histories} histories)" if finding.histories > 1 else ""
         flaky = " It did not repeat." if finding.flaky else ""
-        out.print(f"{finding.target}: {finding.sentence}{flaky}{more}", markup=False)
+        out.print(f"{finding.target}: {finding.sentence}{flaky}{more}")
         if finding.legality is not None:
-            out.print(str(finding.legality), markup=False)
-        out.print(finding.reproduce, markup=False)
+            out.print(str(finding.legality))
+        out.print(finding.reproduce)
     for reason in report.inconclusive:
-        out.print(f"inconclusive: {reason}", markup=False)
+        out.print(f"inconclusive: {reason}")
     verdict = (
         f"{report.mismatches} of {report.histories} histories show a mismatch"
         if report.mismatches
@@ -193,5 +193,4 @@ def _show_report(report: Report) -> None:
         f"{', '.join(report.targets)} on {report.device}, seed {report.seed}: {verdict}; "
         f"{report.windows} row-windows in {report.elapsed:.0f} s ({report.rate:.0f} a second), "
         f"{len(report.configurations)} configurations.",
-        markup=False,
     )

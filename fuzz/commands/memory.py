@@ -110,7 +110,6 @@ def _show(model: Model, pool: Pool, tp: int, found: list[Account]) -> None:
         f"{model.name}: {pool.layers} GDN layers, {pool.geometry} on each of {tp} rank(s); "
         f"T={pool.window}, L={pool.ring}, {pool.running} running, {pool.slots} slots, "
         f"states {pool.state_dtype}, records {pool.conv_dtype}. Bytes are one rank's.",
-        markup=False,
     )
     for dialect in dict.fromkeys(one.dialect for one in found):
         alike = [one for one in found if one.dialect == dialect]
@@ -121,7 +120,7 @@ def _show(model: Model, pool: Pool, tp: int, found: list[Account]) -> None:
             table.add_row(f"  {row.name}", row.keyed_on, shape, row.dtype, f"{row.bytes:,}")
         releases = ", ".join(one.releases for one in alike)
         out.print()
-        out.print(f"{dialect} ({releases}): {alike[0].bytes:,} bytes", markup=False)
+        out.print(f"{dialect} ({releases}): {alike[0].bytes:,} bytes")
         print_table(table)
     summary = Table(box=None, pad_edge=False)
     for heading in ("protocol", "SGLang", "GiB", "rings, MiB", "fit", "budget", "beyond"):

@@ -61,7 +61,7 @@ def mutate(
 
         def show(report: Report, line: str) -> None:
             if report.results:
-                progress.console.print(line, markup=False)
+                progress.console.print(line)
             noticed = report.killed + report.timed_out
             progress.update(
                 task,
@@ -91,7 +91,7 @@ def mutate(
 
 def _show_report(report: Report) -> None:
     for reason in report.inconclusive:
-        err.print(f"inconclusive: {reason}", markup=False)
+        err.print(f"inconclusive: {reason}")
     if not report.results:
         return
     table = Table("operator", "noticed", "drawn", box=None, pad_edge=False)
@@ -100,20 +100,19 @@ def _show_report(report: Report) -> None:
     print_table(table)
     out.print()
     by = ", ".join(f"{check} {count}" for check, count in report.killed_by.items())
-    out.print(f"Killed by: {by or 'nothing'}.", markup=False)
+    out.print(f"Killed by: {by or 'nothing'}.")
     times = report.kill_seconds
     out.print(
         f"A kill took {times.median:.1f} s (median), {times.nine_in_ten:.1f} s (nine in ten), "
         f"{times.most:.1f} s (at most).",
-        markup=False,
     )
     for result in report.results:
         if result.outcome == "survived":
             where = f"{result.file}:{result.line}:{result.column}"
-            out.print(f"survived: {where} {result.operator} {result.variant}", markup=False)
+            out.print(f"survived: {where} {result.operator} {result.variant}")
     for stage, why in report.left_out.items():
         out.print(
-            f"left out, since the target fails it without a fault: {stage}: {why}", markup=False
+            f"left out, since the target fails it without a fault: {stage}: {why}",
         )
     not_reached = sum(report.not_reached.values())
     out.print(
@@ -122,5 +121,4 @@ def _show_report(report: Report) -> None:
         f"{report.timed_out} timed out, {report.survived} survived, {report.argued} argued, "
         f"of {report.mutants} mutants in lines that run ({not_reached} in others) "
         f"in {report.seconds:.0f} s.",
-        markup=False,
     )

@@ -69,7 +69,7 @@ def replay(
         for one in replayed:
             _show_replayed(one)
         if left:
-            out.print(f"stopped: {left} of {len(paths)} traces were not replayed", markup=False)
+            out.print(f"stopped: {left} of {len(paths)} traces were not replayed")
     outcomes = {one.outcome for one in replayed}
     raise typer.Exit(
         MISMATCH
@@ -84,13 +84,13 @@ def replay(
 
 def _show_replayed(one: Replayed) -> None:
     on = f" on {one.target}" if one.target else ""
-    out.print(f"{one.outcome.value:7} {one.trace}{on}: {one.account}", markup=False)
+    out.print(f"{one.outcome.value:7} {one.trace}{on}: {one.account}")
     for mismatch in one.mismatches[1:]:
-        out.print(f"        {mismatch.sentence()}", markup=False)
+        out.print(f"        {mismatch.sentence()}")
     if one.mismatches and one.legality is not None:
-        out.print(f"        {one.legality}", markup=False)
+        out.print(f"        {one.legality}")
     if one.changed:
-        out.print(f"      > {one.changed}", markup=False)
+        out.print(f"      > {one.changed}")
 
 
 def _known_file(path: Path) -> Path:

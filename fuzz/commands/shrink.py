@@ -66,13 +66,13 @@ def shrink(
             if as_json:
                 print_json({"trace": str(trace), "target": found.target, "account": str(error)})
             else:
-                out.print(f"{trace} on {found.target}: {error}", markup=False)
+                out.print(f"{trace} on {found.target}: {error}")
             raise typer.Exit(AGREE) from None
     written = shrinking.write(found, shrunk, trace.parent, folder, on)
     if as_json:
         print_json(written)
     else:
-        out.print(written.account, markup=False)
-        out.print(written.sentence, markup=False)
-        out.print(written.reproduce, markup=False)
+        out.print(written.account)
+        out.print(written.sentence)
+        out.print(written.reproduce)
     raise typer.Exit(MISMATCH)

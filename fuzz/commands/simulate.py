@@ -9,11 +9,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
 from ringfold.fuzz.commands.memory import model_of
 from ringfold.fuzz.commands.options import geometry_of, refuse, typed, writable_file
-from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
+from ringfold.fuzz.console import AsJson, new_table, out, print_json, print_table, progress_display
 from ringfold.fuzz.histories.served import served
 from ringfold.fuzz.histories.trace import Decode, Trace, Verify, save
 from ringfold.fuzz.predicting import Compared, Length, compare
@@ -258,9 +257,9 @@ def write(path: Path, history: Trace) -> Written:
 
 def _show_written(written: Written) -> None:
     counts = ", ".join(f"{count:,} {kind}" for kind, count in written.operations.items())
-    out.print(f"{written.trace}: {written.windows:,} row-windows; {counts}.", markup=False)
+    out.print(f"{written.trace}: {written.windows:,} row-windows; {counts}.")
     target = f"sim@{written.dialect}"
-    out.print(f"replay: ringfold replay {written.trace} --target {target}", markup=False)
+    out.print(f"replay: ringfold replay {written.trace} --target {target}")
 
 
 def _show_beside(found: Compared) -> None:
@@ -268,10 +267,9 @@ def _show_beside(found: Compared) -> None:
     rings = sorted({one.ring for ladder in found.ladders for one in ladder.lengths})
     cases = list(dict.fromkeys(ladder.case for ladder in found.ladders))
     for case in cases:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        headings = ("target", "bytes", "rest", "a row", *(f"L={ring}" for ring in rings))
-        for heading in (*headings, "recommended", "over best"):
-            table.add_column(heading, no_wrap=True)
+        lengths = (f"L={ring}" for ring in rings)
+        headings = ("target", "bytes", "rest", "a row", *lengths, "recommended", "over best")
+        table = new_table(*headings)
         for ladder in found.ladders:
             if ladder.case != case:
                 continue
@@ -287,18 +285,17 @@ def _show_beside(found: Compared) -> None:
                 f"L={ladder.recommended_ring}" if swept else "",
                 "" if ladder.over_best is None else f"{ladder.over_best - 1:+.1%}",
             )
-        out.print(f"{case}:", markup=False)
+        out.print(f"{case}:")
         print_table(table)
         out.print()
     for name, why in found.left_out.items():
-        out.print(f"left out: {name}: {why}", markup=False)
+        out.print(f"left out: {name}: {why}")
     out.print(
         f"Microseconds a step and layer, predicted / measured. bytes: what they take at "
         f"{found.bandwidth:.3g} TB/s; rest: what was measured beyond that at the case's L; a row: "
         "how the rest grows with each row of the ring, in readings of the row, from the longest "
         f"measured ring (?: none was, taken to be {RING_ROW_READINGS:g}); over best: the "
         "recommended length's measured time over the best measured.",
-        markup=False,
     )
 
 
@@ -313,12 +310,9 @@ def _show(report: Report, pool: Pool) -> None:
         f"{report.model}, {pool.geometry}, {load.requests:,} requests of {load.tokens:,} tokens, "
         f"{load.running} at a time, T={load.window}, L={load.ring}, at {report.bandwidth:g} TB/s. "
         "Bytes and times are one layer's.",
-        markup=False,
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     headings = ("protocol", "folds", "waiting", "at most", "accepted", "KiB/token", "us/step")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
+    table = new_table(*headings)
     for one in report.protocols:
         seen, ring = one.statistics, one.ring is not None
         table.add_row(
@@ -332,10 +326,8 @@ def _show(report: Report, pool: Pool) -> None:
         )
     out.print()
     print_table(table)
-    swept = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     rings = sorted({p.ring or 0 for sweep in report.sweeps for p in sweep.predictions})
-    for heading in ("protocol", "T", *(f"L={ring}" for ring in rings), "recommended"):
-        swept.add_column(heading, no_wrap=True)
+    swept = new_table("protocol", "T", *(f"L={ring}" for ring in rings), "recommended")
     for sweep in report.sweeps:
         times = {p.ring: f"{_with_work(p):.1f}" for p in sweep.predictions}
         cells = (times.get(ring, "") for ring in rings)
@@ -348,5 +340,4 @@ def _show(report: Report, pool: Pool) -> None:
         f"computing on a row of the ring takes as long as reading it {report.readings:g} times. "
         "Launches, all other computing and other kernels are left out. What a server delivers end "
         "to end is outside what this predicts.",
-        markup=False,
     )

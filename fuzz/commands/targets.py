@@ -61,8 +61,8 @@ def targets_add(
     if as_json:
         print_json(found)
         return
-    out.print(f"{wheel.release} is here: {wheel.path}", markup=False)
-    out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}", markup=False)
+    out.print(f"{wheel.release} is here: {wheel.path}")
+    out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}")
     if name != release:
         out.print(f"It is unpacked in {unpacked}: {megabytes(environments.size(unpacked))}")
         named = ", ".join(f"{part} {megabytes(count)}" for part, count in parts.items())

@@ -83,14 +83,13 @@ def _show_varied(report: Variations) -> None:
     print_table(table)
     for finding in report.findings:
         out.print()
-        out.print(f"{report.target}: {finding.sentence}", markup=False)
+        out.print(f"{report.target}: {finding.sentence}")
         for line in finding.reproduce:
-            out.print(line, markup=False)
+            out.print(line)
     out.print()
     for reason in report.inconclusive:
-        out.print(f"inconclusive: {reason}", markup=False)
+        out.print(f"inconclusive: {reason}")
     out.print(
         f"{report.target} on {report.device}, seed {report.seed}: {len(report.findings)} findings; "
         f"{report.histories} histories, {report.windows} row-windows in {report.seconds:.0f} s.",
-        markup=False,
     )
