@@ -161,8 +161,9 @@ class Target(Protocol):
     # slots take turns, the mapping that `seat` returned goes along.
     #
     # One that stores the state of a prompt's last whole chunk in the same way says so by
-    # `tracked_chunk`, its length. With `keeps_tracked = True` its prefixes are what was stored so
-    # last, and not what a request holds when it leaves.
+    # `tracked_chunk`, its length. If it owns `branch`, too, `prefill` has a fourth argument, unless
+    # that is None: rows that are longer store the state after so many tokens. With `keeps_tracked =
+    # True` its prefixes are what was stored so last, and not what a request holds when it leaves.
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """Plain decoding: one token a row, committed at once; outputs as `verify`."""

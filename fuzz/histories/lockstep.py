@@ -246,11 +246,13 @@ class _Server:
         pairs = zip(prefill.rows, prefill.lengths, strict=True)
         if there := [(row, n) for row, n in pairs if row not in self.absent]:
             rows, lengths = zip(*there, strict=True)
-            self.sessions |= self.verified.intersection(rows)
-            self.verified.difference_update(rows)
+            turns = self.verified.intersection(rows)
+            self.sessions |= turns
+            self.verified -= turns
             if self.setup.dtypes.activation != "float32":  # no server's prompts are
                 self.stored.update(row for row, n in there if n >= CHUNK)
-            yield replace(prefill, rows=rows, lengths=lengths)
+            branch = None if self.sessions.intersection(rows) else prefill.branch
+            yield replace(prefill, rows=rows, lengths=lengths, branch=branch)
 
     def _batch(
         self, rows: Sequence[Request | None], accepted: Sequence[int | None]

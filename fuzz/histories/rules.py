@@ -14,6 +14,7 @@ import numpy as np
 
 from ringfold.fuzz.histories.story import PADDING, Story, as_told
 from ringfold.fuzz.histories.trace import (
+    CHUNK,
     CHUNK_MAX,
     Admit,
     Commit,
@@ -37,6 +38,8 @@ Operations = Sequence[Operation]
 
 CHUNKED: Final = 0.5
 """How often the rest of a prompt is prefilled, where a target can."""
+BRANCHING: Final = 0.5
+"""How often long chunks may share their first tokens with another prompt."""
 LONG: Final = 0.1
 """How often chunks may be long."""
 WAITING: Final = 0.1
@@ -84,9 +87,13 @@ def rest_of_prompts(story: Story, requests: Sequence[int], tag: int) -> Operatio
 
 def chunk(story: Story, requests: Sequence[int], tag: int) -> Prefill:
     """Some tokens for each; now and then more than what prefill kernels work in at a time."""
-    most = CHUNK_MAX if story.draw.chance(LONG) else 2 * story.setup.window
-    lengths = story.draw.integers(1, [most] * len(requests)).tolist()
-    return Prefill(tag=tag, rows=tuple(requests), lengths=tuple(lengths), dead=story.dead())
+    draw, branch = story.draw, None
+    most = CHUNK_MAX if draw.chance(LONG) else 2 * story.setup.window
+    lengths = draw.integers(1, [most] * len(requests)).tolist()
+    if most == CHUNK_MAX and "branch" in story.plan.operations and draw.chance(BRANCHING):
+        branch = CHUNK * draw.integer(1, CHUNK_MAX // CHUNK - 1)
+    rows = tuple(requests)
+    return Prefill(tag=tag, rows=rows, lengths=tuple(lengths), branch=branch, dead=story.dead())
 
 
 def place(story: Story) -> Operations:

@@ -197,10 +197,17 @@ class Walk(Lives):
         rows, lengths = map(list, zip(*seated, strict=True))
         inputs = self._inputs(rows, lengths, operation.tag, operation.profile)
         window = self._window(rows, lengths, inputs)
-        outputs = self._call(lambda target: target.prefill(rows, lengths, inputs))
-        # Of the last whole chunk, where a target stores that state apart.
+        branch = operation.branch
+        if branch is not None and "branch" not in self.target.operations:
+            self.skipped["branch"] += 1
+            branch = None
+        given = () if branch is None else (branch,)
+        outputs = self._call(lambda target: target.prefill(rows, lengths, inputs, *given))
+        # Of the last whole chunk, where a target stores that state apart, or at the branch.
         chunk = getattr(self.target, "tracked_chunk", None)
         counts = window.lengths // chunk * chunk if chunk else np.zeros_like(window.lengths)
+        if branch is not None:
+            counts = np.where(window.lengths > branch, branch, counts)
         tracked = window.rows(counts > 0)
         with self.judge.prefilling(max(lengths)):
             self._judge_outputs(outputs, rows, lengths, window)

@@ -104,11 +104,16 @@ class Prefill(_Operation, frozen=True):
 
     It is a chunk of a long prompt, or the next turn of a request that kept its slot. It goes on
     from the committed state, so that what waits is folded first.
+
+    Rows of more than `branch` tokens share so many of them with another prompt, which goes on
+    otherwise. A target that stores the state of a prompt's last whole chunk, and owns `branch`,
+    stores the one after so many in its place.
     """
 
     tag: Word
     rows: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=ROWS_MAX)]
     lengths: Annotated[tuple[Chunk, ...], Meta(max_length=ROWS_MAX)]
+    branch: Annotated[int, Meta(ge=1, le=CHUNK_MAX, multiple_of=CHUNK)] | None = None
     profile: Profile | None = None
 
 

@@ -9,6 +9,7 @@ the state it keeps must hold.
 from __future__ import annotations
 
 import inspect
+from array import array
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.requests import fed, holder, set_lengths
 from ringfold.fuzz.targets.standins import Loose
 
+LAST = 2**62
+"""A token that no prompt has, nor have those before it."""
 TOKENS = 2**17
 """Places of the full attention's pool, which nothing here computes with; few are given back."""
 
@@ -53,6 +56,8 @@ class Prefixes:
         """Tokens of each prefix."""
         self.prompts: dict[str, Any] = {}
         """Tokens of what else it keeps, by the request that goes on from there."""
+        self.others: list[tuple[Any, int]] = []
+        """Tokens and slots of prompts that share some with a request's, until that is there."""
         self.named: dict[str, int] = {}
         """For how many tokens of a request there are places for keys and values."""
 
@@ -77,6 +82,32 @@ class Prefixes:
         if older is not None:
             self._give_up(older)
         return True
+
+    def share(self, request: Any, count: int) -> None:
+        """Have another request have left its prompt, which begins with `count` tokens of this one.
+
+        Of these the cache has no state then, only of where that prompt ends. As a scheduler does,
+        the request notes what the cache says of where they part.
+        """
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        tokens = request.origin_input_ids[:count] + array("q", [LAST - int(request.rid)])
+        places, slot = self.allocator.alloc(len(tokens)), self.pool.mamba_allocator.alloc(1)
+        key = RadixKey(tokens, None)
+        self.cache.insert(InsertParams(key=key, value=places.to(torch.int64), mamba_value=slot))
+        self.others.append((tokens, int(slot)))
+        asked = MatchPrefixParams(key=RadixKey(request.origin_input_ids, None))
+        request.mamba_branching_seqlen = self.cache.match_prefix(asked).mamba_branching_seqlen
+
+    def forget_others(self) -> None:
+        """Have the cache give up what others have left to share."""
+        while self.others:
+            tokens, slot = self.others[-1]
+            self._give_up(tokens)
+            self.others.pop()
+            if slot not in self.pool.mamba_allocator.free_slots.tolist():
+                raise RuntimeError(f"the prefix cache did not give up slot {slot}")
 
     def forget(self, request: Any) -> None:
         """Have the cache give up what a request left there that no prefix is named after."""
@@ -134,6 +165,7 @@ class Prefixes:
 
         count = len(tokens)
         others = [*self.kept.values(), *self.prompts.values()]
+        others += [shared for shared, _ in self.others]
         for other in sorted(others, key=lambda other: other[:count] != tokens):
             if other != tokens:
                 self._matched(other)

@@ -20,8 +20,9 @@ FULL_TOKENS = 2**14
 
 TRACKING_SLOTS = 2
 """Of each request, written in turn: with overlapped scheduling, as is the default."""
-PROMPT_SLOTS = 1
-"""Of each request, in 16 bits: what the cache keeps of its prompt while it goes on."""
+PROMPT_SLOTS = 2
+"""Of each request, in 16 bits: what the cache keeps of its prompt while it goes on, and of another
+prompt that shares some of it."""
 
 
 class Server:

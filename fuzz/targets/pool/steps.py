@@ -20,6 +20,9 @@ from ringfold.fuzz.targets.pool.requests import extend, fed, speak
 from ringfold.fuzz.targets.pool.tensors import bits, indices, tensor
 from ringfold.fuzz.targets.standins import Loose
 
+CHUNK = 64
+"""Tokens that a prefill's kernels work on at a time."""
+
 
 class Pool(Lives):
     """All that ringfold asks of one pool: each verb is a method."""
@@ -72,18 +75,24 @@ class Pool(Lives):
         rows: list[int],
         lengths: list[int],
         stored: list[int],
+        branches: list[bool],
     ) -> Message:
         """More of some prompts, on the rows and slots that they have: `prepare_for_extend`.
 
         Who has verified since its last one begins a turn of a session. With an extra buffer the
-        state after so many tokens is `stored` apart, and the prefix cache takes it.
+        state after so many tokens is `stored` apart, and the prefix cache takes it; of `branches`
+        because another prompt shares these tokens, which the cache sees in multiples of a chunk.
         Returns where each request is now, besides the outputs.
         """
         before = [fed(self.requests[row]) for row in rows]
+        before = [-(-n // CHUNK) * CHUNK if b else n for n, b in zip(before, branches, strict=True)]
         for row, length, count in zip(rows, lengths, before, strict=True):
             if row in self.verified:
                 self._next_turn(row, length)
             extend(self.requests[row], row, count, length)
+        for row, count, tokens, branch in zip(rows, before, stored, branches, strict=True):
+            if branch:
+                self.prefixes.share(self.requests[row], count + tokens)
         self.verified.difference_update(rows)
         requests = [self.requests[row] for row in rows]
         if self.pool.alloc(requests) is None:
@@ -105,6 +114,7 @@ class Pool(Lives):
             for row, count, length, tokens in zip(rows, before, lengths, stored, strict=True):
                 self._publish(row, count + tokens if tokens else 0)
                 self._lengthen(row, count, length)
+            self.prefixes.forget_others()
         seats = [self._places(row) for row in rows]
         return done._replace(fields={"seats": seats})
 

@@ -104,7 +104,7 @@ OPERATIONS: Final = frozenset(
         *("save", "restore", "donate", "hit", "evict"),
     }
 )
-TRACKING: Final = frozenset({"track", "cut"})
+TRACKING: Final = frozenset({"track", "cut", "branch"})
 """What there is besides where states are stored apart."""
 
 
@@ -263,14 +263,23 @@ class SglangPool:
         self._ask("evict", prefix=prefix)
 
     def prefill(
-        self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
+        self,
+        rows: Sequence[Request],
+        lengths: Sequence[int],
+        inputs: Inputs,
+        branch: int | None = None,
     ) -> NDArray[Any]:
-        """Chunks of several prompts in one forward pass."""
+        """Chunks of several prompts in one forward pass.
+
+        Where they are longer than `branch` tokens, another prompt begins with so many of them.
+        """
         if self.batch:
             raise self._refusal(f"a prefill before requests {self.batch} were committed")
         chunk = self.tracked_chunk
         stored = [0 if chunk is None else n // chunk * chunk for n in lengths]
-        fields = {"rows": [*rows], "lengths": [*lengths], "stored": stored}
+        branches = [branch is not None and n > branch for n in lengths]
+        stored = [branch or 0 if b else n for n, b in zip(stored, branches, strict=True)]
+        fields = {"rows": [*rows], "lengths": [*lengths], "stored": stored, "branches": branches}
         reply = self._ask("prefill", self._projections(inputs), **fields)
         for row, seat in zip(rows, reply.fields["seats"], strict=True):
             self.seats[row].update(seat)

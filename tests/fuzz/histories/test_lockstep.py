@@ -115,11 +115,14 @@ def test_a_history_with_plain_decoding_stays_legal(dialect: str) -> None:
 
 
 def test_whoever_stops_does_so_within_its_last_window() -> None:
-    """Behind a state that was stored, and before one that was stored last; or it has thought."""
+    """Behind a state that was stored, and before one that was stored last; or it has thought.
+
+    Nobody does so in a session, and no prompt of a session shares tokens with another.
+    """
     setup = replace(setup_of("compact"), ring=16, window=4)
-    owned = OPERATIONS | {"track", "cut"}
+    owned = OPERATIONS | {"track", "cut", "branch"}
     plan = Plan(setup, "sim", owned, rows=3, steps=40, directed=False)
-    stops, thoughts = 0, 0
+    stops, thoughts, branches = 0, 0, 0
     for number in range(HISTORIES // 4):
         trace = history(plan, 10, number)
         served = in_lockstep(trace.operations, setup, tracks=True)
@@ -138,9 +141,11 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
                     tracked |= {
                         row for row, n in pairs if row is not None and n and track and n >= track
                     }
-                case Prefill(rows=rows):
+                case Prefill(rows=rows, branch=branch):
                     turns |= verified & set(rows)
                     verified -= set(rows)
+                    assert branch is None or not turns & set(rows)
+                    branches += branch is not None
                 case Save(request=request) | Free(request=request):
                     for known in (tracked, verified, turns):
                         known.discard(request)
@@ -151,6 +156,7 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
                     assert last is not None
                     assert batch == (request,)
                     (n,) = last.accepted
+                    assert n is not None
                     assert last.track == n
                     assert 1 <= cut <= n - 2
                     assert request in before - turns
@@ -158,6 +164,7 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
 
     assert stops > 10
     assert thoughts > 0
+    assert branches > 0
 
 
 @pytest.mark.parametrize("activation", ["float32", "float16"])

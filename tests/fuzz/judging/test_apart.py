@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 class Apart(SimulatedTarget):
     """Stores states apart, and gives them away; with a fault, if it is told one."""
 
-    operations = SimulatedTarget.operations | {"track", "cut", "prefill"}
+    operations = SimulatedTarget.operations | {"track", "cut", "prefill", "branch"}
     keeps_tracked = True
     tracked_chunk = CHUNK
 
@@ -106,16 +106,23 @@ class Apart(SimulatedTarget):
                 self._store(row, which)
 
     def prefill(
-        self, rows: Sequence[Request], lengths: Sequence[int], inputs: Inputs
+        self,
+        rows: Sequence[Request],
+        lengths: Sequence[int],
+        inputs: Inputs,
+        branch: int | None = None,
     ) -> NDArray[Any]:
         """Row by row, token by token."""
         outputs = np.zeros(inputs.v.shape, inputs.v.dtype)
         end, late = 0, self.fault == "a prompt is a token late"
         for row, length in zip(rows, lengths, strict=True):
+            last = length // CHUNK * CHUNK
+            if branch and length > branch and self.fault != "no branch":
+                last = branch
             for token in range(length):
                 one = Inputs(*(x[:, end + token : end + token + 1] for x in inputs))
                 outputs[:, end + token] = self.decode([row], one)[:, 0]
-                if token + 1 - late == length // CHUNK * CHUNK:
+                if token + 1 - late == last:
                     self._turn(row, self.fed[row] - late)
                     self.apart[row][0] = self.apart[row][0]._replace(length=None)
                     self._store(row)
@@ -248,6 +255,24 @@ def test_faults_are_found_where_they_are_made(fault: str, kind: str, check: str)
     first = walking.walk(HISTORY, Apart(fault)).mismatches[0]
 
     assert (first.kind, first.check) == (kind, check)
+
+
+@pytest.mark.parametrize("fault", ["", "no branch"])
+def test_a_prompt_that_branches_is_stored_there(fault: str) -> None:
+    """And not at its last whole chunk, unless it ends with the branch."""
+    history = trace(
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(0, 1), lengths=(64, 68), branch=64, dead="nan"),
+        *step(3, 0, 1),
+        Donate(request=1, prefix=0, dead="nan"),
+        Hit(request=2, prefix=0),
+        *step(4, 2),
+    )
+    walked = walking.walk(history, Apart(fault))
+
+    assert walked.skipped == {}
+    assert [m.kind for m in walked.mismatches[:1]] == (["prefill"] if fault else [])
 
 
 CUT = trace(

@@ -418,15 +418,18 @@ def test_prompts_are_tracked_at_their_last_whole_chunk(
 def test_a_prompt_is_tracked_chunk_by_chunk(version: str) -> None:
     """Each takes the place of the last; who leaves or is retracted takes what it has left along.
 
+    The last prompts share their first 64 tokens with others, and one of them is stored there.
+
     As many are admitted afterwards as there is room for: nothing was lost of their seats.
     """
     target = pool_of(version, "+tracks")
+    rounds = [((70, 64, 65), None), ((64, 3, 100), None), ((5, 66, 129), CHUNK)]
     retracted: list[Operation] = [Save(request=0), Restore(request=0)]
     operations: list[Operation] = [
         *(Admit(request=number, tag=number) for number in range(4)),
         *(
-            Prefill(tag=10 + i, rows=(0, 1, 2), lengths=lengths, dead="garbage")
-            for i, lengths in enumerate([(70, 64, 65), (64, 3, 100), (5, 129, 66)])
+            Prefill(tag=10 + i, rows=(0, 1, 2), lengths=lengths, branch=branch, dead="garbage")
+            for i, (lengths, branch) in enumerate(rounds)
         ),
         *drafted(20, 2, 0, 3, 1),
         Free(request=1, dead="garbage"),

@@ -155,6 +155,35 @@ HybridReqToTokenPool.donate_mamba_ping_pong_slot = other
         ("hit", "convolution"),
     ),
 }
+BRANCH: Final = {
+    "the state of the last chunk is kept at the branch": Fault(
+        BATCH,
+        """
+prepare = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend
+def last(self, request):
+    branch, request.mamba_branching_seqlen = request.mamba_branching_seqlen, None
+    entry = prepare(self, request)
+    if branch is not None:
+        owner = request.kv if hasattr(request.kv, "mamba_last_track_seqlen") else request
+        owner.mamba_last_track_seqlen = branch
+    return entry
+ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend = last
+""",
+        ("prefill", "state-local"),
+    ),
+    "the branch is a chunk late": Fault(
+        BATCH,
+        """
+prepare = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend
+def late(self, request):
+    if request.mamba_branching_seqlen is not None:
+        request.mamba_branching_seqlen += 64
+    return prepare(self, request)
+ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend = late
+""",
+        ("prefill", "state-local"),
+    ),
+}
 WINDOW: Final = {
     "a finished request leaves its own slot": Fault(
         POOL,
@@ -295,6 +324,19 @@ def prompts() -> list[Operation]:
     ]
 
 
+def branches() -> list[Operation]:
+    """Of two prompts that share tokens with others, one is long enough to be stored there."""
+    return [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(0, 1), lengths=(64, 192), branch=64),
+        *drafted(3, 0, 1),
+        Donate(request=1, prefix=0),
+        Hit(request=2, prefix=0),
+        *drafted(4, 2, 0),
+    ]
+
+
 def windows() -> list[Operation]:
     """A prefix that is three tokens older than its request waits while others come and go."""
     return [
@@ -333,6 +375,7 @@ def test_where_nothing_is_planted_they_agree(planted: Planted) -> None:
     fault = next(iter(WINDOW.values()))
     for _ in range(2):
         assert planted.walk(None, prompts(), "float16").mismatches == []
+        assert planted.walk(None, branches(), "float16").mismatches == []
         assert planted.walk(None, windows(), "float32").mismatches == []
         assert planted.walk(None, stops(), "float32", window=4).mismatches == []
         assert planted.walk(fault, windows(), "float32").mismatches != []
@@ -344,6 +387,16 @@ def test_faults_of_prompts_are_found(name: str, planted: Planted) -> None:
     """Where they are, and not first in what comes of them."""
     fault = PROMPT[name]
     first = planted.walk(fault, prompts(), "float16").mismatches[0]
+
+    assert (first.kind, first.check) == fault.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BRANCH)
+def test_faults_of_branches_are_found(name: str, planted: Planted) -> None:
+    """When the prompt is prefilled."""
+    fault = BRANCH[name]
+    first = planted.walk(fault, branches(), "float16").mismatches[0]
 
     assert (first.kind, first.check) == fault.found
 
