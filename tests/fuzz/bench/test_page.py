@@ -7,6 +7,7 @@ the digits that the page gives. The page is written by hand, so nothing here mak
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import re
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from ringfold.fuzz.bench.report import Measured, Report
+from ringfold.fuzz.targets import wheels
 
 DOCS = Path(__file__).parents[3] / "docs"
 PEERS = ("sglang-snapshots==0.5.23", "sglang==0.5.16", "sglang==0.5.23", "triton")
@@ -180,6 +182,41 @@ def test_constants_that_were_tried() -> None:
     for row, name in zip(table, names, strict=True):
         times = [next(p.median_us for p in one.peers if p.target == name) for one in measured]
         assert all(map(shows, row[2].split(" / "), times)), name
+
+
+RELEASED = "sglang/kernels/ops/attention/fla/gdn_replayssm_spec_decode.py"
+
+
+def parameters(source: str, name: str) -> list[tuple[str, str]]:
+    """Of a function's parameters that may be passed by position: name, and default if any."""
+    (found,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    names = [argument.arg for argument in (*found.args.posonlyargs, *found.args.args)]
+    defaults = [ast.unparse(default) for default in found.args.defaults]
+    assert not found.args.posonlyargs
+    return list(zip(names, [""] * (len(names) - len(defaults)) + defaults, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("ring", "gdn_replayssm_spec_decode"),
+        ("cursors", "commit_gdn_replayssm_spec"),
+        ("cursors", "reset_gdn_replayssm_spec_cursors"),
+    ],
+)
+def test_the_arguments_are_the_releases(module: str, name: str) -> None:
+    """Names, order and defaults, as the page says; read off both files, and nothing is imported."""
+    wheel = wheels.find("sglang==0.5.16")
+    if wheel is None or not wheel.has(RELEASED):
+        pytest.skip("ringfold targets add sglang==0.5.16")
+    ours = (DOCS.parent / "kernels" / f"{module}.py").read_text(encoding="utf-8")
+
+    assert parameters(ours, name) == parameters(wheel.read(RELEASED), name)
+    assert f"`{RELEASED}`" in page("kernels.md")
 
 
 @pytest.mark.parametrize(
