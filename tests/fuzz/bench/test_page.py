@@ -187,7 +187,7 @@ def test_constants_that_were_tried() -> None:
 RELEASED = "sglang/kernels/ops/attention/fla/gdn_replayssm_spec_decode.py"
 
 
-def parameters(source: str, name: str) -> list[tuple[str, str]]:
+def parameters(source: str | bytes, name: str) -> list[tuple[str, str]]:
     """Of a function's parameters that may be passed by position: name, and default if any."""
     (found,) = (
         node
