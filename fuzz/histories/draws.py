@@ -1,6 +1,6 @@
 """Where choices come from: a seeded stream of numbers, or whoever else tells a history.
 
-A rule of `fuzz.rules` asks a `Draw` for whole numbers, coins and orders, and for nothing else, so
+A rule (`rules.py`) asks a `Draw` for whole numbers, coins and orders, and for nothing else, so
 that the same rule serves a seeded generator and Hypothesis, which wants to make the choices itself.
 It asks for all rows of a batch at once: batches have thousands.
 """

@@ -5,7 +5,7 @@ matter to: two requests that share a state and cross their steps. Where batches 
 requests then step side by side.
 
 A history is a function of (setup, seed, number) and of what earlier histories visited, where it is
-told (see `fuzz.steering`). It looks at the protocol's cursors, never at the target, so its windows
+told (see `steering.py`). It looks at the protocol's cursors, never at the target, so its windows
 are counted before it is walked.
 """
 

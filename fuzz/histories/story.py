@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     horizon: int = 0
     """Most row-windows of one `repeat`; 0 for none."""
     lockstep: bool = False
-    """Whether the target steps as a server does (`fuzz.lockstep`)."""
+    """Whether the target steps as a server does (`histories.lockstep`)."""
     quota: int = 0
     """Row-windows after which this configuration has had its share; 0: never."""
     seed: int | None = None

@@ -1,6 +1,6 @@
 """Hypothesis as the one who chooses: the same rules, as often, the same walk, other luck.
 
-A `RuleBasedStateMachine` tells a history by the rules of `fuzz.rules`, and when it is told, walks
+A `RuleBasedStateMachine` tells a history by `histories.rules`, and when it is told, walks
 it. It has one rule of its own, since Hypothesis would follow each of several as often as any other,
 and so tell more of padding and of saved requests than of windows. Hypothesis aims at the largest
 error over what is allowed (`hypothesis.target`), check by check, and at transitions that nobody has
