@@ -183,17 +183,18 @@ def _lives(trace: Trace, requests: Container[int]) -> Trace:
 
 def _blanked(trace: Trace, request: int) -> Trace:
     """Padding in the rows of one request."""
-    blank: dict[int, Rows] = {}
+    left: dict[int, Rows] = {}
 
     def change(operation: ops.Operation) -> ops.Operation:
         if isinstance(operation, ops.Verify | ops.Decode):
             rows = tuple(None if row == request else row for row in operation.rows)
-            blank[operation.tag] = rows
+            left[operation.tag] = rows
             return replace(operation, rows=rows)
         if isinstance(operation, ops.Commit):
-            counted = zip(blank.get(operation.tag, ()), operation.accepted, strict=True)
-            accepted = tuple(None if row is None else n for row, n in counted)
-            return replace(operation, accepted=accepted)
+            counts = zip(left.get(operation.tag, ()), operation.accepted, strict=False)
+            return replace(
+                operation, accepted=tuple(None if row is None else n for row, n in counts)
+            )
         return operation
 
     return changed(trace, change)
