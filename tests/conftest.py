@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 import pytest
 from hypothesis import Phase, settings
@@ -19,6 +21,15 @@ settings.register_profile(
     "ringfold", database=None, deadline=None, phases=(Phase.generate, Phase.target, Phase.shrink)
 )
 settings.load_profile("ringfold")
+
+LONG: Final = (
+    "fuzz/targets/test_sglang_pool.py",
+    "fuzz/targets/test_sglang_pool_planted.py",
+    "quality/test_shrinking.py",
+    "kernels/test_layouts.py",
+    "fuzz/commands/test_mutate.py",
+)
+"""Files that take longest, in this order: were one begun last, a core would idle."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,16 +44,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell Triton before any test module imports it."""
+    # Behind `nohup` a process is born deaf to Ctrl-C, and so are its children: some tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     set_device_mode(config.getoption("--device"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip, by name and reason, what this device cannot run."""
+    """Skip, by name and reason, what this device cannot run; of several processes each sorts."""
     if config.getoption("--device") == "cpu":
         skip = pytest.mark.skip(reason="needs a GPU: pytest --device cuda")
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+    if hasattr(config, "workerinput"):
+        here = Path(__file__).parent
+        places = {(here / name).resolve(strict=True): place for place, name in enumerate(LONG)}
+        items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(scope="session")
