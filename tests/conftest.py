@@ -25,7 +25,7 @@ settings.load_profile("ringfold")
 LONG: Final = (
     "fuzz/targets/test_sglang_pool.py",
     "fuzz/targets/test_sglang_pool_planted.py",
-    "quality/test_shrinking.py",
+    "quality/test_planted_bugs.py",
     "kernels/test_layouts.py",
     "fuzz/commands/test_mutate.py",
 )
