@@ -60,11 +60,11 @@ class DecodeRing(Ring):
         self.write_cursors(self.seated(slots), self.dialect.protocol.reset(self.setup.ring, 1))
 
     def verify(self, slots: ArrayLike, lengths: ArrayLike, tokens: Tokens) -> Array:
-        """Refused: nothing is drafted."""
+        """Raises `MachineError`: nothing is drafted."""
         raise MachineError("decode-ring verifies no drafts: decode, or take another dialect")
 
     def commit(self, slots: ArrayLike, accepted: ArrayLike, bound: int) -> None:
-        """Refused: a decode step commits."""
+        """Raises `MachineError`: a decode step commits."""
         raise MachineError("decode-ring commits in its decode step: there is no other commit")
 
     # ------------------------------------------------------------------ rules

@@ -214,7 +214,7 @@ class Machine(ABC):
     # ------------------------------------------------------------------ rows and memory
 
     def batch(self, slots: ArrayLike, lengths: ArrayLike) -> Batch:
-        """The rows that are not padding, checked."""
+        """The rows that are not padding; raises `MachineError` for a slot or a length out of range."""
         every, counts = np.asarray(slots, np.int64), np.asarray(lengths, np.int64)
         self.seated(every[every > NULL_SLOT])
         rows, T = np.flatnonzero(~self.is_padding(every)), self.setup.window
@@ -228,7 +228,7 @@ class Machine(ABC):
         return Batch(rows, every[rows], counts[rows])
 
     def seated(self, slots: ArrayLike) -> Ints:
-        """`slots` as an array, each of them real and named once."""
+        """`slots` as an array; raises `MachineError` unless each is a request's and named once."""
         at = np.asarray(slots, np.int64)
         if np.any((at <= NULL_SLOT) | (at >= self.setup.slots)):
             raise MachineError(
@@ -251,7 +251,7 @@ class Machine(ABC):
         """Inputs of the batch, cut at each row's length and padded to the setup's window.
 
         The padding makes every dot product of a setup the same shape, so its rounding does not
-        depend on the other rows.
+        depend on the other rows. Raises `MachineError` where tokens are missing.
         """
         T, compute = self.setup.window, self.arithmetic.compute
         given = min(tokens.q.shape[2], T)

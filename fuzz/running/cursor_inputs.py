@@ -64,7 +64,7 @@ def walk_cursors(plan: Plan, out_of_time: Callable[[], bool] = lambda: False) ->
     """Commit every input on the target, without a verify before: the rings hold nothing.
 
     Each batch has a padding row at either end. Only cursors are looked at. `out_of_time` is asked
-    before every batch.
+    before every batch. Raises `RefusedError` for a setup that the target can't run.
     """
     setup, target = plan.setup, target_of(plan.target, plan.device)
     walked = CursorsWalked()

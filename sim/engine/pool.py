@@ -57,7 +57,7 @@ class Pool:
         self.clear(request)
 
     def donate(self, request: int, prefix: int) -> None:
-        """Leave a request's slot to the prefix cache."""
+        """Leave a request's slot to the prefix cache; raises `SlotError` if `prefix` is there."""
         if prefix in self.prefixes:
             raise SlotError(f"prefix {prefix} has slot {self.prefixes[prefix]}: evict it first")
         self.prefixes[prefix] = self.state(request)
