@@ -214,7 +214,7 @@ class Machine(ABC):
     # ------------------------------------------------------------------ rows and memory
 
     def batch(self, slots: ArrayLike, lengths: ArrayLike) -> Batch:
-        """The rows that are not padding; raises `MachineError` for a slot or a length out of range."""
+        """The rows that are not padding; raises `MachineError` for a slot or length too large."""
         every, counts = np.asarray(slots, np.int64), np.asarray(lengths, np.int64)
         self.seated(every[every > NULL_SLOT])
         rows, T = np.flatnonzero(~self.is_padding(every)), self.setup.window

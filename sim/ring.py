@@ -162,7 +162,7 @@ class Ring(Machine):
         self.reset(slots)
 
     def require_flushed(self, slots: Ints) -> None:
-        """A checkpoint alone can be copied only when no record waits; else raises `MachineError`."""
+        """Raise `MachineError` for a record that waits: a checkpoint alone would be copied."""
         if waiting := int(self.memory["write_pos"][slots].max(initial=0)):
             raise MachineError(
                 f"slot {slots[0]} holds {waiting} records that its checkpoint lacks: "

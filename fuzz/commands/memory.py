@@ -77,7 +77,7 @@ def memory(
 def model_of(
     name: str | None, config: Path | None, sizes: tuple[int | None, ...], conv_width: int
 ) -> Model:
-    """The one model that the options describe; raises `BadParameter`, and `ConfigError` of a file."""
+    """The model that the options describe; raises `BadParameter`, or `ConfigError` of a file."""
     given = [name is not None, config is not None, any(size is not None for size in sizes)]
     if sum(given) != 1:
         raise typer.BadParameter(
