@@ -59,10 +59,6 @@ class Snapshots(Machine):
     def require_flushed(self, slots: Ints) -> None:
         """A checkpoint never lags behind: any slot can be copied."""
 
-    def places(self, slots: Ints) -> Ints:
-        """Where each request keeps its snapshots: here its slot is also its place."""
-        return slots
-
     def snapshot_places(self, slots: Ints) -> Ints:
         """Where each request's snapshots are: at its own place."""
         return self.places(slots)
