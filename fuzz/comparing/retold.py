@@ -131,7 +131,7 @@ class _Captured:
             return self.launched(rows, lengths, inputs)
         activation = target.setup.dtypes.activation
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        fresh = [target.tensor(x, activation) for x in inputs]
+        fresh = target.tokens(inputs)
         fresh += [target.slots_of(rows), target.tensor(starts, "int32")]
         if shape not in self.graphs:
             graph, out = torch.cuda.CUDAGraph(), target.zeros(inputs.v.shape, activation)

@@ -46,9 +46,10 @@ ON_CUDA: Final = Values(
     layers=(1, 2),
 )
 
-LARGEST_ON_CPU: Final = ((3, 3), (32, 4))
-"""Heads and ring of one configuration more, where they would take long to combine: a kernel may be
-right up to two key heads, and up to 16 records."""
+LARGEST_ON_CPU: Final = ((3, 3), (128, 96), (32, 6))
+"""Heads, dimensions and ring of one configuration more, where they would take long to combine: a
+kernel may be right up to two key heads, for one tile of a state, and up to 16 records or four
+tokens."""
 MANY: Final = 12
 """Rows of a batch in one configuration at least: a kernel may be right up to eight."""
 MANY_ON_CPU: Final = (2, 2)
@@ -108,13 +109,16 @@ def configurations(
     if DIALECTS[dialect].narrow_protocol is not None:
         parameters.append([False, True])
     combined, crowded = list(AllPairs(parameters)), None
-    if device == "cpu" and ring is window is None and DIALECTS[dialect].verifies:
+    if device == "cpu" and (geometry is None or ring is window is None):
         heads, dims, plain, *others = combined[0]
-        most, longest = LARGEST_ON_CPU
-        combined.append([heads if geometry else most, dims, longest, *others])
-        crowded = [heads if geometry else MANY_ON_CPU, dims, plain, *others]
+        largest, crowded = [heads, dims, plain, *others], [heads, dims, plain, *others]
+        if geometry is None:
+            largest[:2], crowded[0] = LARGEST_ON_CPU[:2], MANY_ON_CPU
+        verifies = DIALECTS[dialect].verifies
+        if verifies and ring is window is None:
+            largest[2] = LARGEST_ON_CPU[2]
         # By then every ring has had its directed history, and a second layer was met.
-        combined.insert(4, crowded)
+        combined[4:4] = [crowded, largest] if verifies else [largest]
     setups, reason = [], ""
     for combination in combined:
         (H, HV), (K, V), (L, T), name, count, *narrow = combination

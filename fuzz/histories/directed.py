@@ -39,6 +39,9 @@ GATED: Final = "ordinary"
 
 FAST: Final = "strong-gates"
 
+PADDED: Final = 120
+"""Rows of padding in one batch, with others behind them: a kernel may be right up to 128 rows."""
+
 EXTREMES: Final = ("large", "short-keys", "softplus-knee", "unit-gates", "zeros", "subnormal")
 """Profiles of which one window tells a formula from one that is right for ordinary numbers."""
 
@@ -129,19 +132,26 @@ def many_rows(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
     """More rows at once than a kernel may treat alike, until all have folded and been read again.
 
     They fold one after the other, since every second keeps one token of its first window; windows
-    of one token lie between longer ones.
+    of one token lie between longer ones. At last half of them stand behind `PADDED` rows of
+    padding, as in a captured graph.
     """
     if plan.rows < MANY:
         return
     T, many = plan.setup.window, [next(requests) for _ in range(MANY)]
+    steps = 2 + plan.setup.ring // T
     for request in many:
         yield Admit(request=request, tag=next(tags), dead="nan" if request == many[-1] else "leave")
-    for step in range(2 + plan.setup.ring // T):
+    for step in range(steps):
         tag = next(tags)
-        lengths = tuple(1 if (row + step) % 5 == 4 else T for row in range(MANY))
-        kept = tuple(1 if step == 0 and row % 2 else n for row, n in enumerate(lengths))
-        yield Verify(tag=tag, rows=tuple(many), lengths=lengths, profile=GATED, dead="nan")
-        yield Commit(tag=tag, accepted=kept, dead="nan")
+        rows: list[int | None] = [*many]
+        lengths = [1 if (row + step) % 5 == 4 else T for row in range(MANY)]
+        kept = [1 if step == 0 and row % 2 else n for row, n in enumerate(lengths)]
+        accepted: list[int | None] = [*kept]
+        if step == steps - 1:
+            at = slice(MANY // 2, MANY // 2)
+            rows[at], lengths[at], accepted[at] = [None] * PADDED, [1] * PADDED, [None] * PADDED
+        yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), profile=GATED, dead="nan")
+        yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
     for request in many:
         yield Free(request=request)
 

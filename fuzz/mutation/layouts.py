@@ -18,7 +18,7 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from ringfold.fuzz.target import Target
+from ringfold.fuzz.target import Inputs, Target
 from ringfold.fuzz.targets.pooled import PooledTarget
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class _Allocator:
     def __init__(self, target: PooledTarget, layout: Layout) -> None:
         self.target, self.layout = target, layout
         self.tensor: Callable[..., Any] = target.tensor
+        self.tokens: Callable[..., Any] = target.tokens
         self.apart: Callable[..., Any] = target.apart
         self.zeros: Callable[..., Any] = target.zeros
         self.open: Callable[..., Any] = target.open
@@ -64,7 +65,7 @@ class _Allocator:
         self.pool = False
         self.gaps = itertools.count(1)
         self.widths = itertools.cycle(LIST_STRIDES)
-        for name in ("tensor", "apart", "zeros", "open", "twin"):
+        for name in ("tensor", "tokens", "apart", "zeros", "open", "twin"):
             setattr(target, name, getattr(self, f"own_{name}"))
 
     def own_twin(self) -> Target | None:
@@ -90,6 +91,13 @@ class _Allocator:
         """A copy of `values`, in memory of our own."""
         packed = self.tensor(values, dtype)
         return self.placed(packed, self.strides(packed.shape))
+
+    def own_tokens(self, inputs: Inputs) -> list[torch.Tensor]:
+        """Each in memory of its own, so that none has the strides of another."""
+        activation = self.target.setup.dtypes.activation
+        if self.target.packed_tokens:
+            return [self.placed(x, x.stride()) for x in self.tokens(inputs)]
+        return [self.own_tensor(x, activation) for x in inputs]
 
     def own_apart(self, entries: torch.Tensor) -> torch.Tensor:
         """A list whose last entry is the last of its table, and whose stride no neighbour has."""

@@ -112,6 +112,35 @@ class HistoryCutAtSixteen(Ring):
         return history._replace(d=np.where(self.positions()[:, None] < 16, history.d, 0))
 
 
+class DeltasSolvedForFour(Ring):
+    """Deltas are solved for four tokens, a kernel's smallest block, however long the window is."""
+
+    def strictly_causal(self) -> Mask:
+        """Behind those the triangle is empty."""
+        within = np.arange(self.setup.window) < 4
+        return super().strictly_causal() & within[:, None]
+
+
+class FoldStoresOneTile(Ring):
+    """A fold is stored for 64 rows of a state, a kernel's tile, however many there are."""
+
+    def fold(self, slots: Ints, cursors: Cursors) -> None:
+        """The others stay as they were."""
+        before = self.load_checkpoint(slots)
+        super().fold(slots, cursors)
+        after = self.load_checkpoint(slots)
+        after[..., 64:, :] = before[..., 64:, :]
+        self.store_checkpoint(slots, after)
+
+
+class CommitTakesOneBlock(Ring):
+    """A commit moves 128 rows of a batch, a kernel's block, however many there are."""
+
+    def commit(self, slots: ArrayLike, accepted: ArrayLike, bound: int) -> None:
+        """Those behind stay where they are."""
+        super().commit(np.asarray(slots)[:128], np.asarray(accepted)[:128], bound)
+
+
 BUGS: Final = (
     PaddingServedFromTheNullSlot,
     SnapshotsOfPadding,
@@ -124,4 +153,7 @@ BUGS: Final = (
     TokensMissTheirOwnWrite,
     DeltasMissTheTokenBefore,
     HistoryCutAtSixteen,
+    DeltasSolvedForFour,
+    FoldStoresOneTile,
+    CommitTakesOneBlock,
 )

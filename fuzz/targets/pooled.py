@@ -8,7 +8,7 @@ a prefill would have left, everything else is a launch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,6 +60,8 @@ class PooledTarget(ABC):
     """What stands in padding rows, in turn: SGLang's backend writes -1, its wrappers take 0."""
     packed_lists: bool = False
     """Whether its kernels are promised that lists of slots, starts and counts are contiguous."""
+    packed_tokens: bool = False
+    """Whether they are promised that tokens of each input lie side by side."""
     operations: frozenset[str] = frozenset(
         {"admit", "free", "verify", "commit", "decode", "idle", "place"}
     )
@@ -155,7 +157,7 @@ class PooledTarget(ABC):
         activation = self.setup.dtypes.activation
         starts = self.tensor(np.concatenate([[0], np.cumsum(lengths)]), "int32")
         batch = Batch(self.apart(self.slots_of(rows)), self.apart(starts))
-        tensors = [self.tensor(x, activation) for x in inputs]
+        tensors = self.tokens(inputs)
         out = self.zeros(inputs.v.shape, activation).fill_(float("nan"))
         for layer in range(self.setup.layers):
             self.launch_verify(layer, batch, [x[layer] for x in tensors], out[layer])
@@ -216,6 +218,30 @@ class PooledTarget(ABC):
         column: torch.Tensor = table[:, 0]
         column[:] = entries
         return column
+
+    def tokens(self, inputs: Inputs) -> list[torch.Tensor]:
+        """Each of the inputs, in the dtype of activations.
+
+        A server's are views: q, k and v of one projection, a and b of another. So a token is
+        further from the next one than it is wide, unless that was promised otherwise.
+        """
+        activation = self.setup.dtypes.activation
+        if self.packed_tokens:
+            return [self.tensor(x, activation) for x in inputs]
+        q, k, v, a, b = inputs
+        return [
+            *self.side_by_side((q, k, v), activation),
+            *self.side_by_side((a, b), activation),
+        ]
+
+    def side_by_side(self, parts: Sequence[NDArray[Any]], dtype: str) -> Iterator[torch.Tensor]:
+        """Views of one table that has a row for each token; `parts` [layer, token, ...]."""
+        flat = [part.reshape(*part.shape[:2], -1) for part in parts]
+        table, at = self.tensor(np.concatenate(flat, axis=-1), dtype), 0
+        for part, columns in zip(parts, flat, strict=True):
+            end = at + columns.shape[-1]
+            yield table[..., at:end].view(part.shape)
+            at = end
 
     def tensor(self, values: NDArray[Any], dtype: str) -> torch.Tensor:
         """`values` on the device, in the dtype of that name."""

@@ -61,9 +61,8 @@ class SglangSnapshots(Tracks, Places, SglangRecurrent):
 
     def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
         """One token a row, straight into the checkpoint, by the same kernel."""
-        activation = self.setup.dtypes.activation
         batch = Batch(self.slots_of(rows), self.tensor(np.arange(len(rows) + 1), "int32"))
-        tensors = [self.tensor(x, activation) for x in inputs]
+        tensors = self.tokens(inputs)
         outputs = [
             arrays.to_numpy(launch_recurrent(self, layer, batch, [x[layer] for x in tensors]))
             for layer in range(self.setup.layers)

@@ -61,19 +61,26 @@ def test_the_plainest_comes_first() -> None:
     assert configurations("ring", "cpu") == configurations("ring", "cpu")
 
 
-def test_a_long_ring_a_third_head_and_a_ninth_row_are_tried_on_the_cpu() -> None:
-    """Many rows early, the ring last, in the plainest configuration otherwise.
+def test_what_is_large_is_tried_on_the_cpu() -> None:
+    """Many rows early; then a long ring and window, a third head, and a state of several tiles.
 
-    Not where a ring is asked for.
+    What is asked for stays as it is asked for.
     """
-    first, _, _, _, crowded, *_, long = configurations("ring", "cpu")
+    first, _, _, _, crowded, large, *_ = configurations("ring", "cpu")
 
-    assert long == msgspec.structs.replace(
-        first, geometry=Geometry(3, 3, 32, 32), ring=32, window=4
+    assert large == msgspec.structs.replace(
+        first, geometry=Geometry(3, 3, 128, 96), ring=32, window=6
     )
     assert crowded == msgspec.structs.replace(first, geometry=Geometry(2, 2, 32, 32), slots=14)
-    assert {setup.ring for setup in configurations("ring", "cpu", ring=8)} == {8}
-    assert {setup.ring for setup in configurations("decode-ring", "cpu")} == {1, 6, 8, 16}
+    short = configurations("ring", "cpu", ring=8)
+    assert {setup.ring for setup in short} == {8}
+    assert {Geometry(3, 3, 128, 96), Geometry(2, 2, 32, 32)} <= {s.geometry for s in short}
+    slim = configurations("ring", "cpu", geometry=Geometry(1, 1, 32, 32))
+    assert {setup.geometry for setup in slim} == {Geometry(1, 1, 32, 32)}
+    assert {(32, 6), (8, 2)} <= {(setup.ring, setup.window) for setup in slim}
+    decoded = configurations("decode-ring", "cpu")
+    assert {setup.ring for setup in decoded} == {1, 6, 8, 16}
+    assert Geometry(3, 3, 128, 96) in {setup.geometry for setup in decoded}
 
 
 def test_everything_can_be_fixed() -> None:

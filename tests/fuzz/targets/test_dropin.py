@@ -3,7 +3,8 @@
 A server resets some rows of a batch: whoever is new, amid requests that go on and padding. A reset
 that does more or less than that is made here by changing what our own wrapper is given, and must be
 found by the walk of two admissions. Lists of rows are columns of wider tables, and a wrapper that
-reads them as if they were packed must be found, too.
+reads them as if they were packed must be found, too. So must one that takes the tokens of an input
+for packed, which are views of wider rows.
 """
 
 from __future__ import annotations
@@ -73,3 +74,21 @@ def test_what_a_reset_may_do(
     mismatches = walk(TWO, target).mismatches
 
     assert [m.check for m in mismatches][:1] == ([check] if check else [])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "a", "b"])
+def test_packed_tokens_are_no_promise(name: str, device: str) -> None:
+    """A verify that takes the width of a token for the distance to the next one is wrong."""
+    if device == "cuda":
+        pytest.skip("kernels are interpreted here")
+    target: Any = resolve("triton")
+    verify = target.wrappers.verify
+
+    def packed(**asked: Any) -> Any:
+        x = asked[name]
+        strides = x[0].contiguous().stride()
+        return verify(**{**asked, name: x.as_strided(x.shape, (x[0].numel(), *strides))})
+
+    target.wrappers = target.wrappers._replace(verify=packed)
+
+    assert walk(TWO, target).mismatches

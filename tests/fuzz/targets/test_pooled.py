@@ -308,6 +308,24 @@ def test_a_launch_gets_what_was_asked_for(watched: _Watched, payload: Payload) -
     assert watched.asked[-1] == ("commit", ([slots[0], 0], [1, 0], 2))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_are_views_of_wider_rows(packed: bool, watched: _Watched, payload: Payload) -> None:
+    """As a server's projections are split, so that strides count; unless packed ones are promised.
+
+    Of a head the elements lie side by side in either case.
+    """
+    watched.packed_tokens = packed
+    inputs = payload.window(np.array([-1]), np.array([2]), 2)
+    g = payload.setup.geometry
+    widths = [g.heads * g.key_dim] * 2 + [g.value_heads * g.value_dim] + [g.value_heads] * 2
+
+    tensors = watched.tokens(inputs)
+
+    assert all(np.array_equal(x.numpy(), y) for x, y in zip(tensors, inputs, strict=True))
+    assert all(x.stride(-1) == 1 for x in tensors)
+    assert all((x.stride(1) == n) is packed for x, n in zip(tensors, widths, strict=True))
+
+
 def test_what_it_does_not_own_it_does_not_imitate(watched: _Watched) -> None:
     """A copy between slots is a pool's; on a ring, decoding is a window of one."""
 
