@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,13 @@ LONG: Final = (
 )
 """Files that take longest, in this order: were one begun last, a core would idle."""
 
+OF_A_TERMINAL: Final = (
+    *("COLUMNS", "LINES", "TERMINAL_WIDTH"),
+    *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"),
+    "TTY_INTERACTIVE",
+)
+"""What rich and typer take for a wish: widths and colours."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--device``."""
@@ -47,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Behind `nohup` a process is born deaf to Ctrl-C, and so are its children: some tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_device_mode(config.getoption("--device"))
+
+
+def pytest_sessionstart() -> None:
+    """What is printed is compared, and must not have the colours of somebody's terminal."""
+    for name in OF_A_TERMINAL:
+        os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,23 +112,28 @@ def named(release: str, pool: dict[str, Any], found: dict[str, int]) -> dict[str
     return ours
 
 
-def measured(release: str) -> dict[str, Any]:
-    """What the pools of `POOLS` keep in this release, by its own names, and what it charges."""
+def measured(releases: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the pools of `POOLS` keep in each release, by its own names, and what it charges."""
     environment = environments.find()
     assert environment is not None, environments.REMEDY
+    folders = [str(environments.unpacked(f"sglang=={release}")) for release in releases]
+    variables = environments.variables(f"sglang=={releases[0]}")
+    del variables["PYTHONPATH"]  # each process puts its own release there
     done = subprocess.run(
-        [str(environment.python), str(WORKER)],
+        [str(environment.python), str(WORKER), *folders],
         input=json.dumps(POOLS),
-        env=environments.variables(f"sglang=={release}"),
+        env=variables,
         capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert answer.pop("version") == release
-    return answer
+    answers = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"version"')
+    ]
+    assert [answer.pop("version") for answer in answers] == list(releases)
+    return dict(zip(releases, answers, strict=True))
 
 
 def text(releases: dict[str, dict[str, Any]]) -> str:
@@ -146,9 +152,8 @@ def text(releases: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure every release and write the file that is named."""
-    releases, different = {}, 0
-    for release in RELEASES:
-        found = releases[release] = measured(release)
+    releases, different = measured(RELEASES), 0
+    for release, found in releases.items():
         for pool, sizes, charge in zip(POOLS, found["pools"], found["charged"], strict=True):
             theirs = named(release, pool, sizes), charge
             if (ours := (counted(release, pool), charged(release, pool))) != theirs:

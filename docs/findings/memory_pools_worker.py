@@ -1,12 +1,14 @@
-"""Runs inside a release's own environment: builds its pools, prints the bytes of their tensors.
+"""Runs inside the releases' own environment: builds their pools, prints the bytes of their tensors.
 
-Standard input: a JSON list of pools (see `memory_pools.py`). Standard output: a JSON object with
-the release's version and, for each pool, the bytes of each storage by the attribute that holds it
-and what the release's sizing charges for a ring.
+Arguments: folders of releases, for each of which a process forks off once what all of them import
+is there. Standard input: a JSON list of pools (see `memory_pools.py`). Standard output: a JSON
+object for each release with its version and, for each pool, the bytes of each storage by the
+attribute that holds it and what the release's sizing charges for a ring.
 """
 
 import inspect
 import json
+import os
 import sys
 from dataclasses import fields, is_dataclass
 
@@ -17,6 +19,19 @@ for operation in ("nms", "qnms"):  # before sglang is imported: torchvision's ow
     torch.library.define(
         f"torchvision::{operation}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     )
+
+import torchvision  # noqa: E402, F401
+import transformers  # noqa: E402, F401
+
+pools = json.load(sys.stdin)
+for release in sys.argv[1:]:
+    if not (process := os.fork()):
+        sys.path.insert(0, release)
+        break
+    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
+        sys.exit(f"{release} failed")
+else:
+    sys.exit()
 
 import sglang  # noqa: E402
 from sglang.srt.configs.mamba_utils import (  # noqa: E402
@@ -125,7 +140,6 @@ def charged(pool):
 set_global_server_args_for_scheduler(
     ServerArgs(model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton")
 )
-pools = json.load(sys.stdin)
 answer = {
     "version": sglang.__version__,
     "pools": [measured(pool) for pool in pools],
