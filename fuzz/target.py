@@ -160,6 +160,9 @@ class Target(Protocol):
     # a checkpoint of its own, in the slot that their seat names "track" from then on: where such
     # slots take turns, the mapping that `seat` returned goes along.
     #
+    # If it owns `store`, too, and decodes in place, `decode` has a third argument, unless that is
+    # empty: the rows whose state behind their token is stored in the same way.
+    #
     # One that stores the state of a prompt's last whole chunk in the same way says so by
     # `tracked_chunk`, its length. If it owns `branch`, too, `prefill` has a fourth argument, unless
     # that is None: rows that are longer store the state after so many tokens. With `keeps_tracked =

@@ -236,9 +236,13 @@ class _Server:
         if waits or any(c.write_pos + T > self.setup.ring for c in after.values()):
             tag, profile = decode.tag, decode.profile
             verify = Verify(tag=tag, rows=rows, lengths=(1,) * len(rows), profile=profile)
-            yield from self._step(verify, Commit(tag=tag, accepted=ones, dead=decode.dead))
+            track = 1 if decode.stores else None
+            commit = Commit(tag=tag, accepted=ones, track=track, dead=decode.dead)
+            yield from self._step(verify, commit)
         else:
-            yield replace(decode, rows=rows)
+            stores = tuple(row for row in decode.stores if row in rows)
+            yield replace(decode, rows=rows, stores=stores)
+            self.stored.update(stores)
             self.told |= after
 
     def _prefill(self, prefill: Prefill) -> Iterator[Operation]:

@@ -255,8 +255,20 @@ def decode(story: Story) -> Operations:
     most = min(len(able), story.plan.rows, story.room)
     if most <= 0:
         return []
-    rows = as_told(story.padded(story.draw.some(able, story.draw.integer(1, most))))
-    return [Decode(tag=story.next_tag(), rows=rows, profile=story.profile(), dead=story.dead())]
+    draw = story.draw
+    some = draw.some(able, draw.integer(1, most))
+    rows, stores = as_told(story.padded(some)), tuple[int, ...]()
+    if "store" in story.plan.operations and draw.chance(story.temper.tracking):
+        stores = tuple(some[: draw.integer(1, len(some))].tolist())
+    return [
+        Decode(
+            tag=story.next_tag(),
+            rows=rows,
+            stores=stores,
+            profile=story.profile(),
+            dead=story.dead(),
+        )
+    ]
 
 
 def prefill(story: Story) -> Operations:

@@ -227,13 +227,18 @@ class Walk(Lives):
             return
         inputs = self._inputs(rows, ones, operation.tag, operation.profile)
         window = self._window(rows, ones, inputs)
-        outputs = self._call(lambda target: target.decode(rows, inputs))
+        stores = self._stores(operation)
+        given = (stores,) if stores else ()
+        outputs = self._call(lambda target: target.decode(rows, inputs, *given))
         self._count(window)
         self._judge_outputs(outputs, rows, ones, window)
         if not (self.dialect.verifies and self.dialect.has_ring):
             self._visit(window, window.lengths, padding=len(rows) - len(window.requests))
         if self.dialect.verifies:
-            self._advance_in_place(window)
+            tracked = window.rows(np.isin(window.requests, stores))
+            kept = self._store_apart(tracked, tracked.lengths)
+            self._advance_in_place(window, tracked.requests)
+            self._judge_apart(tracked.requests, kept, np.zeros_like(tracked.lengths), tokens=1)
             return
         # A step that folds takes its own token along, so only the others record one.
         appends = window.rows(~self.ledger.folds_at_commit(window.requests, window.lengths))
@@ -244,6 +249,13 @@ class Walk(Lives):
         self._advance(window, window.lengths, self.setup.window)
         self._judge_frame({**allowed, **self.ledger.commit_may_write(window.requests)})
         self._judge_committed(window.requests)
+
+    def _stores(self, operation: Decode) -> list[Request]:
+        """Whose state is stored apart."""
+        if operation.stores and "store" not in self.target.operations:
+            self.skipped["store"] += 1
+            return []
+        return [row for row in operation.stores if row not in self.unseated]
 
     def _advance_in_place(self, window: Window, tracked: Sequence[Request] = ()) -> None:
         """All tokens were added to the checkpoints, behind what waited."""

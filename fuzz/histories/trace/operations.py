@@ -92,10 +92,14 @@ class Commit(_Operation, frozen=True):
 
 
 class Decode(_Operation, frozen=True):
-    """Plain decoding: one token a row, committed at once."""
+    """Plain decoding: one token a row, committed at once.
+
+    Of the rows that it `stores`, the state behind that token is also stored apart.
+    """
 
     tag: Word
     rows: Batch
+    stores: tuple[Request, ...] = ()
     profile: Profile | None = None
 
 

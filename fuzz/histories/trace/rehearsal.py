@@ -229,6 +229,8 @@ class Rehearsal:
     def decode(self, operation: ops.Decode) -> None:
         """A window of one, committed at once."""
         self._batch(operation.rows)
+        if others := set(operation.stores).difference(operation.rows):
+            raise TraceError(f"stores names {min(others)}, but it is none of rows: leave it out")
         for request in operation.rows:
             if request is not None:
                 self._advance(self._ready(request), 1, self.setup.window)

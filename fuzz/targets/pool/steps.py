@@ -57,14 +57,31 @@ class Pool(Lives):
         *,
         rows: list[int],
         padding: int,
+        stores: list[int],
     ) -> Message:
-        """A plain step of one token a row, on the checkpoints in place."""
+        """A plain step of one token a row, on the checkpoints in place.
+
+        With an extra buffer those that it `stores` are as long as it takes for their token to end
+        an interval. Returns where each of them is now, besides the outputs.
+        """
         batch = self._batch(rows, padding, self._mode("DECODE"), 1)
-        for row in rows if self.setup["tracks"] else ():
-            before = tracks.length(fed(self.requests[row]), 1, None)
-            speak(self.requests[row], row, before, 1)
-            self._lengthen(row, before, 1)
-        return self._forward(batch, self.setup["window"], [mixed, a, b], padded=padding > 0)
+        inputs, window = [mixed, a, b], self.setup["window"]
+        if not self.setup["tracks"]:
+            return self._forward(batch, window, inputs, padded=padding > 0)
+        requests, before = [self.requests[row] for row in rows], list[int]()
+        for row, request in zip(rows, requests, strict=True):
+            ends = 1 if row in stores else None
+            before.append(tracks.length(fed(request), 1, ends))
+        ahead = tracks.name_ends(batch, requests, before, self.pool)
+        done = self._forward(batch, window, inputs, padded=padding > 0)
+        for row, request, length in zip(rows, requests, before, strict=True):
+            speak(request, row, length, 1)
+            self._lengthen(row, length, 1)
+            if row in stores:
+                self.stored[row] = length + 1
+                self.given.pop(row, None)
+        tracks.note_decoded(ahead)
+        return done._replace(fields={"seats": [self._places(row) for row in rows]})
 
     def prefill(
         self,

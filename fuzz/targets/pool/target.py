@@ -104,7 +104,7 @@ OPERATIONS: Final = frozenset(
         *("save", "restore", "donate", "hit", "evict"),
     }
 )
-TRACKING: Final = frozenset({"track", "cut", "branch"})
+TRACKING: Final = frozenset({"track", "store", "cut", "branch"})
 """What there is besides where states are stored apart."""
 
 
@@ -336,11 +336,16 @@ class SglangPool:
             self.seats[row].update(seat)  # whoever holds it sees where the last track lies
         self.batch = []
 
-    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
-        """The backend's decode step, on checkpoints in place: it knows nothing of their rings."""
+    def decode(
+        self, rows: Sequence[Request | None], inputs: Inputs, stores: Sequence[Request] = ()
+    ) -> NDArray[Any]:
+        """The backend's decode step, on checkpoints in place: it knows nothing of their rings.
+
+        Those whose state it stores are of a length at which an interval ends.
+        """
         if self.batch:
             raise self._refusal(f"a decode before requests {self.batch} were committed")
-        return self._batch("decode", rows, inputs, 1)
+        return self._batch("decode", rows, inputs, 1, stores=[*stores])
 
     def seat(self, request: Request) -> Mapping[str, int]:
         """Slot and row that the pool gave it."""
@@ -404,7 +409,10 @@ class SglangPool:
         take = (np.array(order)[:, None] * width + np.arange(width)).ravel()
         arrays = self._projections(Inputs(*(x[:, take] for x in inputs)))
         fields |= {"rows": [rows[i] for i in real], "padding": len(rows) - len(real)}
-        (packed,) = self._ask(verb, arrays, **fields).arrays
+        reply = self._ask(verb, arrays, **fields)
+        for i, seat in zip(real, reply.fields.get("seats", []), strict=False):
+            self.seats[fields["rows"][real.index(i)]].update(seat)
+        (packed,) = reply.arrays
         outputs = self._activations(np.empty_like(packed))
         outputs[:, take] = self._activations(packed)
         return outputs

@@ -10,13 +10,14 @@ says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ringfold.fuzz.targets.pool import shims
 from ringfold.fuzz.targets.pool.arena import DEVICE
-from ringfold.fuzz.targets.pool.requests import holder, speak
+from ringfold.fuzz.targets.pool.requests import holder, set_lengths, speak
 from ringfold.fuzz.targets.standins import Loose
 
 INTERVAL = 256
@@ -57,6 +58,52 @@ def note(batch: Any, numbers: list[int], accepted: list[int]) -> None:
     for i, (request, number, n) in enumerate(zip(batch.reqs, numbers, accepted, strict=True)):
         speak(request, number, lengths[i], n)
         processor._mamba_prefix_cache_update(scheduler, request, batch, result, i)
+
+
+def name_ends(batch: Any, requests: Sequence[Any], before: Sequence[int], pool: Any) -> Any:
+    """What `prepare_for_decode` does with an extra buffer for a batch that drafts nothing.
+
+    Rows behind those of the requests are padding. Returns the scheduler's batch.
+    """
+    count, rows = len(requests), batch.batch_size
+    lengths = torch.tensor([n + 1 for n in before] + [1] * (rows - count))
+    ends = lengths % INTERVAL == 0
+    scheduled: Any = Loose(
+        reqs=list(requests),
+        req_to_token_pool=pool,
+        seq_lens_cpu=lengths[:count],
+        mamba_track_mask_cpu=ends[:count].tolist(),
+        mamba_track_mask_next_cpu=((lengths + 1) % INTERVAL == 0)[:count].tolist(),
+        tree_cache=Loose(page_size=1),
+        spec_algorithm=Loose(is_none=lambda: True),
+    )
+    name_slots(scheduled, batch.req_pool_indices[:count])
+    for request, length in zip(requests, before, strict=True):
+        set_lengths(request, length + 1)
+        request.decode_batch_idx += 1
+    scheduled.mamba_decode_batch_idx_cpu = [request.decode_batch_idx for request in requests]
+    slots = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    slots[:count] = scheduled.mamba_track_indices
+    batch.mamba_track_indices, batch.mamba_track_mask = slots, ends.to(DEVICE)
+    batch.seq_lens, batch.seq_lens_cpu = lengths.to(DEVICE), lengths
+    return scheduled
+
+
+def note_decoded(batch: Any) -> None:
+    """What the scheduler makes of such a step's result, before the next one is prepared."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+
+    processor = batch_result_processor.SchedulerBatchResultProcessor
+    scheduler: Any = Loose(tree_cache=batch.tree_cache, server_args=Loose())
+    scheduler._maybe_collect_customized_info = lambda *given: None
+    scheduler._mamba_assert_committed_len_lookahead = getattr(
+        processor, "_mamba_assert_committed_len_lookahead", None
+    )
+    for name in ("_mamba_check_track_boundary", "_mamba_prefix_cache_update"):
+        setattr(scheduler, name, partial(getattr(processor, name), scheduler))
+    result = Loose()
+    for i, request in enumerate(batch.reqs):
+        processor._handle_finish_state_updated_req(scheduler, request, batch, result, i, None)
 
 
 def name_chunks(batch: Any, requests: Sequence[Any], pool: Any, config: Any) -> None:

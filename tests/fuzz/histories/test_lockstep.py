@@ -172,13 +172,14 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
 def test_whoever_leaves_a_prefix_was_tracked(dialect: str, activation: str) -> None:
     """At some token, since it was seated; who was not before is in a step of its own.
 
-    A long chunk of a prompt tracks as well, unless it is in float32, which no server's is.
+    A long chunk of a prompt tracks as well, unless it is in float32, which no server's is; and so
+    does a plain step.
     """
     dtypes = Dtypes(activation, activation, "float32")
     setup = replace(setup_of(dialect), dtypes=dtypes)
-    owned = OPERATIONS | {"track", "prefill", "donate", "hit", "evict"}
+    owned = OPERATIONS | {"track", "store", "decode", "prefill", "donate", "hit", "evict"}
     plan = Plan(setup, "sim", owned, rows=3, steps=40, directed=False)
-    left, at_the_end, by_prompts = 0, 0, 0
+    left, at_the_end, by_prompts, plainly = 0, 0, 0, 0
     for number in range(HISTORIES):
         trace = history(plan, 9, number)
         served = in_lockstep(trace.operations, setup, tracks=True)
@@ -196,6 +197,9 @@ def test_whoever_leaves_a_prefix_was_tracked(dialect: str, activation: str) -> N
                     tracked |= {
                         row: "prompt" for row, n in zip(rows, lengths, strict=True) if n >= CHUNK
                     }
+                case Decode(stores=stores):
+                    tracked |= dict.fromkeys(stores, "plainly")
+                    plainly += len(stores)
                 case Save(request=request) | Free(request=request):
                     tracked.pop(request, None)
                 case Donate(request=request):
@@ -207,6 +211,7 @@ def test_whoever_leaves_a_prefix_was_tracked(dialect: str, activation: str) -> N
     assert left > 10
     assert 0 < at_the_end < left
     assert (by_prompts > 0) == (activation != "float32")
+    assert plainly > 0
 
 
 def test_plain_decoding_is_a_window_of_one_where_records_wait() -> None:

@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 class Apart(SimulatedTarget):
     """Stores states apart, and gives them away; with a fault, if it is told one."""
 
-    operations = SimulatedTarget.operations | {"track", "cut", "prefill", "branch"}
+    operations = SimulatedTarget.operations | {"track", "cut", "store", "prefill", "branch"}
     keeps_tracked = True
     tracked_chunk = CHUNK
 
@@ -129,10 +129,17 @@ class Apart(SimulatedTarget):
             end += length
         return outputs
 
-    def decode(self, rows: Sequence[Request | None], inputs: Inputs) -> NDArray[Any]:
+    def decode(
+        self, rows: Sequence[Request | None], inputs: Inputs, stores: Sequence[Request] = ()
+    ) -> NDArray[Any]:
         """One more of each."""
         self._feed(rows, [1] * len(rows))
-        return super().decode(rows, inputs)
+        outputs = super().decode(rows, inputs)
+        for row in stores:
+            self._turn(row, self.fed[row])
+            if self.fault != "a plain step stores nothing":
+                self._store(row)
+        return outputs
 
     def donate(self, request: Request, prefix: int, cut: int = 0) -> Mapping[str, int]:
         """One of the slots stays taken: the last that ends before what is cut off."""
@@ -273,6 +280,26 @@ def test_a_prompt_that_branches_is_stored_there(fault: str) -> None:
 
     assert walked.skipped == {}
     assert [m.kind for m in walked.mismatches[:1]] == (["prefill"] if fault else [])
+
+
+@pytest.mark.parametrize("fault", ["", "a plain step stores nothing"])
+def test_a_plain_step_stores_whom_it_says(fault: str) -> None:
+    """In a batch with others, and who is stored twice goes back to the first."""
+    history = trace(
+        *(Admit(request=number, tag=number) for number in range(2)),
+        Decode(tag=2, rows=(0, 1), stores=(1,), dead="nan"),
+        Decode(tag=3, rows=(1, None, 0), stores=(0, 1), dead="nan"),
+        Decode(tag=4, rows=(0, 1), dead="nan"),
+        Donate(request=0, prefix=0, dead="nan"),
+        Donate(request=1, prefix=1, cut=2, dead="nan"),
+        Hit(request=2, prefix=0),
+        Hit(request=3, prefix=1),
+        Decode(tag=5, rows=(2, 3)),
+    )
+    walked = walking.walk(history, Apart(fault))
+
+    assert walked.skipped == {}
+    assert [m.kind for m in walked.mismatches[:1]] == (["decode"] if fault else [])
 
 
 CUT = trace(

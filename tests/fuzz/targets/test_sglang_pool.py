@@ -286,7 +286,10 @@ def test_turns_of_sessions(version: str, driven: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.18", "0.5.20", "0.5.23"])
 def test_a_prefix_may_be_older_than_its_request(version: str) -> None:
-    """Windows, a plain step, an idle batch and garbage stand between the track and the finish."""
+    """Windows, a plain step, an idle batch and garbage stand between the track and the finish.
+
+    So they do between a plain step that stores and the finish.
+    """
     target = pool_of(version, "+tracks")
     operations: list[Operation] = [
         Admit(request=0, tag=0),
@@ -298,6 +301,8 @@ def test_a_prefix_may_be_older_than_its_request(version: str) -> None:
         *drafted(5, 2, 1, dead="garbage"),
         Donate(request=1, prefix=0, dead="garbage"),
         Admit(request=2, tag=6, dead="garbage"),
+        Decode(tag=10, rows=(2,), dead="garbage"),
+        Decode(tag=11, rows=(None, 2), stores=(2,), dead="garbage"),
         *drafted(7, 2, 2, 0),
         Hit(request=3, prefix=0, dead="garbage"),
         *drafted(8, 2, 3),
@@ -305,6 +310,10 @@ def test_a_prefix_may_be_older_than_its_request(version: str) -> None:
         Evict(prefix=0, dead="garbage"),
         Hit(request=4, prefix=1),
         *drafted(9, 2, 4, 2),
+        Donate(request=2, prefix=2, dead="garbage"),
+        Evict(prefix=1, dead="garbage"),
+        Hit(request=5, prefix=2),
+        *drafted(12, 2, 5, 4),
     ]
 
     walked = walking.walk(trace_of(target, operations), target)
@@ -431,6 +440,7 @@ def test_a_prompt_is_tracked_chunk_by_chunk(version: str) -> None:
             Prefill(tag=10 + i, rows=(0, 1, 2), lengths=lengths, branch=branch, dead="garbage")
             for i, (lengths, branch) in enumerate(rounds)
         ),
+        Decode(tag=19, rows=(3, 1, None), stores=(3,), dead="garbage"),
         *drafted(20, 2, 0, 3, 1),
         Free(request=1, dead="garbage"),
         *([] if target.dialect.has_ring else retracted),

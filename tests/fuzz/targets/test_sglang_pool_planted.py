@@ -20,6 +20,7 @@ import pytest
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
+    Decode,
     Donate,
     Free,
     Hit,
@@ -224,6 +225,24 @@ commit_mamba_states_after_verify = overwriting
         ("commit", "frame"),
     ),
 }
+PLAIN: Final = {
+    "a plain step stores nothing": Fault(
+        BACKEND,
+        "MambaAttnBackendBase._track_mamba_state_decode = lambda *given, **named: None",
+        ("decode", "state-local"),
+    ),
+    "a plain step stores whoever is in the batch": Fault(
+        BACKEND,
+        """
+store = MambaAttnBackendBase._track_mamba_state_decode
+def all(self, batch, *given, **named):
+    batch.mamba_track_mask = batch.mamba_track_mask | True
+    store(self, batch, *given, **named)
+MambaAttnBackendBase._track_mamba_state_decode = all
+""",
+        ("decode", "frame"),
+    ),
+}
 CUT: Final = {
     "a key that ends early has the last state": Fault(
         MAMBA,
@@ -355,6 +374,20 @@ def windows() -> list[Operation]:
     ]
 
 
+def plainly() -> list[Operation]:
+    """Two decode, one of whom is stored, later both; a prefix is older than its request."""
+    return [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Decode(tag=2, rows=(0, 1), stores=(1,)),
+        Decode(tag=3, rows=(1, 0), stores=(1, 0)),
+        Decode(tag=4, rows=(0, 1)),
+        Donate(request=1, prefix=0),
+        Hit(request=2, prefix=0),
+        Decode(tag=5, rows=(2, 0)),
+    ]
+
+
 def stops() -> list[Operation]:
     """The state that was stored last lies behind a stop, and the one before becomes a prefix."""
     return [
@@ -377,6 +410,7 @@ def test_where_nothing_is_planted_they_agree(planted: Planted) -> None:
         assert planted.walk(None, prompts(), "float16").mismatches == []
         assert planted.walk(None, branches(), "float16").mismatches == []
         assert planted.walk(None, windows(), "float32").mismatches == []
+        assert planted.walk(None, plainly(), "float32").mismatches == []
         assert planted.walk(None, stops(), "float32", window=4).mismatches == []
         assert planted.walk(fault, windows(), "float32").mismatches != []
 
@@ -407,6 +441,16 @@ def test_faults_of_older_prefixes_are_found(name: str, planted: Planted) -> None
     """In the slot that waits, before anybody begins from it."""
     fault = WINDOW[name]
     first = planted.walk(fault, windows(), "float32").mismatches[0]
+
+    assert (first.kind, first.check) == fault.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAIN)
+def test_faults_of_plain_steps_are_found(name: str, planted: Planted) -> None:
+    """In the slots of the rows that are stored, and of those that are not."""
+    fault = PLAIN[name]
+    first = planted.walk(fault, plainly(), "float32").mismatches[0]
 
     assert (first.kind, first.check) == fault.found
 

@@ -263,6 +263,7 @@ VERIFY = Verify(tag=1, rows=(0,), lengths=(2,))
             "request 0 has two rows: a batch holds a request once",
         ),
         ([ADMITTED, Decode(tag=1, rows=(0, 0))], "request 0 has two rows"),
+        ([ADMITTED, Decode(tag=1, rows=(0,), stores=(1,))], "stores names 1, but it is none of"),
         ([ADMITTED, Commit(tag=1, accepted=(1,))], "no window with tag 1 is in flight: commit the"),
         ([ADMITTED, *step(1), Commit(tag=1, accepted=(1,))], "no window with tag 1 is in flight"),
         ([ADMITTED, *step(1, accepted=3)], r"accepted\[0\] is 3, .* window of 2 .*: accept 0\.\.2"),
