@@ -53,8 +53,10 @@ $(STAMP): | $(HOUSE)
 	$(PY) -m pip install $(FROM_HOUSE) --no-build-isolation --editable '.[kernels,dev]'
 	@echo $(DIGEST) > $@
 
-# Two processes of one thread each; a file's tests stay together, for what they share.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
+# Two processes of one thread each; a file's tests stay together, for what they share. Files come in
+# the order of tests/conftest.py, the longest first: xdist's own, by number of tests, ends with them.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile \
+  --no-loadscope-reorder
 
 # Tests that drive SGLang's kernels are skipped, and say so, where the wheel cannot be had.
 test: env  ## Run the tests: first the quick ones, then the slow ones

@@ -25,12 +25,23 @@ settings.load_profile("ringfold")
 
 LONG: Final = (
     "fuzz/targets/test_sglang_pool.py",
-    "fuzz/targets/test_sglang_pool_planted.py",
-    "quality/test_planted_bugs.py",
-    "kernels/test_layouts.py",
     "fuzz/commands/test_mutate.py",
+    "kernels/test_layouts.py",
+    "quality/test_planted_bugs.py",
+    "fuzz/targets/test_sglang_pool_planted.py",
+    "fuzz/comparing/test_metamorphic.py",
+    "fuzz/test_cli.py",
+    "quality/test_exploring.py",
+    "fuzz/test_memory_pools.py",
+    "fuzz/running/test_explore.py",
+    "fuzz/findings/test_shrink.py",
+    "fuzz/running/campaign/test_run.py",
+    "fuzz/configure/test_compare.py",
+    "test_pytest_plugin.py",
+    "fuzz/mutation/test_campaign.py",
+    "test_readme.py",
 )
-"""Files that take longest, in this order: were one begun last, a core would idle."""
+"""Files that take longest, from 100 to 10 s: were one of them begun last, a core would idle."""
 
 OF_A_TERMINAL: Final = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH"),
