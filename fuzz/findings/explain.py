@@ -9,6 +9,7 @@ The protocol alone is walked; no target runs. One character stands for each phys
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -193,7 +194,12 @@ def _lane(request: int, did: str, entry: Entry, setup: Setup) -> Lane:
 
 
 def _batch(rows: Iterable[int | None]) -> str:
-    return "[" + " ".join("-" if row is None else str(row) for row in rows) + "]"
+    """Rows in their order; padding is a dash each, and its number where it is more than three."""
+    said: list[str] = []
+    for padding, run in groupby(rows, lambda row: row is None):
+        some = ["-" if row is None else str(row) for row in run]
+        said += [f"- x {len(some)}"] if padding and len(some) > 3 else some
+    return f"[{' '.join(said)}]"
 
 
 def _seat(request: int) -> dict[str, int]:

@@ -161,7 +161,7 @@ def _releases_targets(release: str, lacking: str) -> list[Listed]:
         dialect = found.dialect
     except UnknownReleaseError:
         # What it lacks fills a page, and fetching it again would help nobody.
-        about = f"no dialect that is known: `ringfold fuzz {release}` says what it lacks"
+        about = f"speaks no dialect that is known: `ringfold fuzz {release}` says what it lacks"
         return [Listed(release, about, "")]
     except WheelError as error:
         return [Listed(release, str(error), f"ringfold targets add {release}")]

@@ -195,3 +195,11 @@ def test_a_repeat_is_unrolled_with_its_iterations() -> None:
 
     assert [line.iteration for line in lines] == [0, 0, 0, 1, 1, 2, 2]
     assert drawn(made)[-1] == "###....."
+
+
+def test_much_padding_is_counted() -> None:
+    """A captured graph has a hundred rows of it, and a line has not."""
+    rows = (None, None, None, 0, *[None] * 4)
+    lines = [*explain(trace(Admit(request=0, tag=1), Verify(tag=2, rows=rows, lengths=(1,) * 8)))]
+
+    assert lines[1].operation == "verify [- - - 0 - x 4] (tag 2)"

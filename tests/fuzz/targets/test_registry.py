@@ -166,5 +166,5 @@ def test_a_release_without_kernels_is_listed_in_a_line(
 
     assert listed["sglang==0.5.9"].remedy == ""
     assert listed["sglang==0.5.9"].about == (
-        "no dialect that is known: `ringfold fuzz sglang==0.5.9` says what it lacks"
+        "speaks no dialect that is known: `ringfold fuzz sglang==0.5.9` says what it lacks"
     )
