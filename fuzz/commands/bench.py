@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from ringfold.fuzz.bench.case import AVERAGED_STEPS, STANDARD, SWEEPS, Case, cases, swept
-from ringfold.fuzz.bench.report import Measured, Peer, Report
+from ringfold.fuzz.bench.report import Peer, Report
 from ringfold.fuzz.bench.run import PEERS, WRONG, Bench, Options
 from ringfold.fuzz.commands import plots
 from ringfold.fuzz.commands.options import (
@@ -139,7 +138,7 @@ def bench(
 
         report = Bench(names, chosen, on, options, timed=not dry_run).run(on_case)
     if plot is not None:
-        draw(plot, report)
+        plots.bench(plot, report)
     if as_json:
         print_json(report)
     else:
@@ -152,9 +151,6 @@ def _verdict(report: Report) -> int:
     if any(flag.startswith(WRONG) for flag in flags):
         return MISMATCH
     return INCONCLUSIVE if flags else AGREE
-
-
-# ------------------------------------------------------------------ what is printed
 
 
 def _show(report: Report) -> None:
@@ -200,43 +196,3 @@ def _cells(peer: Peer, timed: bool) -> list[str]:
         cells += [f"{peer.median_us:.1f}", f"{peer.spread_us:.2f}", f"{peer.floor_ratio:.2f}"]
         cells.append(f"{(peer.peak_bytes or 0) / 2**20:.0f}")
     return cells
-
-
-# ------------------------------------------------------------------ what is drawn
-
-
-def draw(path: Path, report: Report) -> None:
-    """A panel for each thing that varies, with the cases that differ in nothing else."""
-    from matplotlib.ticker import LogFormatter
-
-    timed = report.measured
-    fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
-    fields = fields or ["batch"]
-    figure = plots.new_figure(5 * len(fields), 4.5)
-    for axes, field in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
-        row = along(timed, field)
-        at = range(len(row))
-        for i, name in enumerate(report.options["targets"]):
-            times = [next(p for p in one.peers if p.target == name) for one in row]
-            here = [(x, p.median_us) for x, p in zip(at, times, strict=True) if p.samples_us]
-            if here:
-                axes.semilogy(*zip(*here, strict=True), "o-", color=f"C{i}", label=name)
-        axes.semilogy(at, [one.floor_us or 0.0 for one in row], "k--", label="floor")
-        axes.set_xticks(list(at), [str(getattr(one.case, field)) for one in row])
-        axes.set_xlabel(field)
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-        axes.grid(visible=True, which="both", alpha=0.3)
-    figure.axes[0].set_ylabel("us a step and layer")
-    legend = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=2 * len(fields))
-    figure.savefig(path, dpi=120)
-
-
-def along(measured: list[Measured], field: str) -> list[Measured]:
-    """The longest run of cases that differ in `field` alone."""
-    groups: dict[Case, list[Measured]] = {}
-    default = getattr(STANDARD, field)
-    for one in measured:
-        groups.setdefault(msgspec.structs.replace(one.case, **{field: default}), []).append(one)
-    return max(groups.values(), key=len)

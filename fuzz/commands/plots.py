@@ -1,4 +1,4 @@
-"""Plots of the simulator's results; Matplotlib is imported when one is asked for."""
+"""Plots of what commands found; Matplotlib is imported when one is asked for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
+from ringfold.fuzz.bench.case import STANDARD, Case
+from ringfold.fuzz.bench.report import Measured, Report
 from ringfold.fuzz.commands.options import writable_file
 from ringfold.sim.drift import Bound, Study, Track
 from ringfold.sim.memory import Account
@@ -121,3 +124,40 @@ def drift(path: Path, study: Study, bounds: Sequence[Bound], tracks: Sequence[Tr
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def bench(path: Path, report: Report) -> None:
+    """A panel for each thing that varies, with the cases that differ in nothing else."""
+    from matplotlib.ticker import LogFormatter
+
+    timed = report.measured
+    fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
+    fields = fields or ["batch"]
+    figure = new_figure(5 * len(fields), 4.5)
+    for axes, field in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
+        row = along(timed, field)
+        at = range(len(row))
+        for i, name in enumerate(report.options["targets"]):
+            times = [next(p for p in one.peers if p.target == name) for one in row]
+            here = [(x, p.median_us) for x, p in zip(at, times, strict=True) if p.samples_us]
+            if here:
+                axes.semilogy(*zip(*here, strict=True), "o-", color=f"C{i}", label=name)
+        axes.semilogy(at, [one.floor_us or 0.0 for one in row], "k--", label="floor")
+        axes.set_xticks(list(at), [str(getattr(one.case, field)) for one in row])
+        axes.set_xlabel(field)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axes.grid(visible=True, which="both", alpha=0.3)
+    figure.axes[0].set_ylabel("us a step and layer")
+    legend = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncols=2 * len(fields))
+    figure.savefig(path, dpi=120)
+
+
+def along(measured: list[Measured], field: str) -> list[Measured]:
+    """The longest run of cases that differ in `field` alone."""
+    groups: dict[Case, list[Measured]] = {}
+    default = getattr(STANDARD, field)
+    for one in measured:
+        groups.setdefault(msgspec.structs.replace(one.case, **{field: default}), []).append(one)
+    return max(groups.values(), key=len)

@@ -23,7 +23,7 @@ from ringfold.fuzz.bench.case import Case
 from ringfold.fuzz.bench.report import Bandwidth, Report
 from ringfold.fuzz.bench.run import Bench, Options
 from ringfold.fuzz.bench.steady import Steady
-from ringfold.fuzz.commands.bench import along, draw
+from ringfold.fuzz.commands import plots
 from ringfold.sim.setup import Geometry
 
 torch = pytest.importorskip("torch")
@@ -173,14 +173,14 @@ def test_the_file_and_the_picture(card: Card, tmp_path: Path) -> None:
     """A panel for the batch, which varies; the file holds every sample and reads back alike."""
     other = msgspec.structs.replace(CASE, batch=1)
     report = measured(["triton"], [CASE, other], lambda *_: None)
-    draw(tmp_path / "bench.png", report)
+    plots.bench(tmp_path / "bench.png", report)
 
     again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
 
     assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
     assert again.measured == report.measured
     assert json.loads(msgspec.json.encode(report))["ringfold_bench"] == 1
-    assert [m.case.batch for m in along(report.measured, "batch")] == [2, 1]
+    assert [m.case.batch for m in plots.along(report.measured, "batch")] == [2, 1]
 
 
 def test_compiling_problems_stand_beside_the_case(
