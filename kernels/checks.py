@@ -14,6 +14,9 @@ from ringfold.kernels.state import align_bytes
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
+FLAGS = (torch.int8, torch.bool, torch.uint8)
+ROWS_MAX = 65_535
+"""Of a batch: what CUDA allows on the second axis of a grid."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -122,17 +125,31 @@ def check_rows(window_start: torch.Tensor, slots: torch.Tensor) -> int:
     rows = window_start.shape[0] - 1
     check_shape("ssm_state_indices", slots, (rows,))
     check_dtype("query_start_loc", window_start, INTEGERS)
+    return check_slots(slots)
+
+
+def check_slots(slots: torch.Tensor) -> int:
+    """Check the slot of each row; returns the number of rows."""
+    check_shape("ssm_state_indices", slots, (None,))
     check_dtype("ssm_state_indices", slots, INTEGERS)
+    rows = slots.shape[0]
+    require(
+        rows <= ROWS_MAX,
+        f"ssm_state_indices has {rows} rows; a launch takes {ROWS_MAX}: split the batch",
+    )
     return rows
 
 
 def check_ring_length(L: int, T: int) -> None:
     """Check that the ring can hold the windows: a power of two, and two windows long."""
-    require(T >= 1, f"max_spec_len is {T}; it must be at least 1")
+    for name, n in (("max_cache_len", L), ("max_spec_len", T)):
+        found = f"{n} ({type(n).__name__})"
+        require(isinstance(n, int), f"{name} is {found}; it must be an int: take the ring's shape")
+    require(T >= 1, f"max_spec_len is {T}; it must be at least 1: pass the longest window")
     require(
         L >= 1 and L & (L - 1) == 0,
         f"max_cache_len is {L}; the ring's length must be a power of two: "
-        f"use {1 << max(0, L).bit_length()}",
+        f"use {1 << max(L, 2 * T - 1).bit_length()}",
     )
     require(
         2 * T <= L,
@@ -142,23 +159,36 @@ def check_ring_length(L: int, T: int) -> None:
 
 
 def check_cursors(
-    write_pos: torch.Tensor, cache_base: torch.Tensor, is_flush: torch.Tensor
+    write_pos: torch.Tensor, cache_base: torch.Tensor, is_flush: torch.Tensor, slots: int = 0
 ) -> None:
-    """Check the cursors, one entry a slot."""
-    for name, x, allowed in (
-        ("write_pos", write_pos, (torch.int32,)),
-        ("cache_base", cache_base, (torch.int32,)),
-        ("is_flush", is_flush, (torch.int8, torch.bool, torch.uint8)),
-    ):
+    """Check the cursors, one entry a slot, of as many slots each and at least so many."""
+    cursors = {
+        "write_pos": (write_pos, (torch.int32,)),
+        "cache_base": (cache_base, (torch.int32,)),
+        "is_flush": (is_flush, FLAGS),
+    }
+    for name, (x, allowed) in cursors.items():
         require(x.ndim == 1, f"{name} has shape {tuple(x.shape)}; it must be [slots]")
         check_dtype(name, x, allowed)
         check_packed(name, x, 1)
+        slots = max(slots, x.shape[0])
+    for name, (x, _) in cursors.items():
+        check_every_slot(name, x, slots)
+
+
+def check_every_slot(name: str, x: torch.Tensor, slots: int) -> None:
+    """Raise ValueError where a slot has no entry in `x`: its row would be read out of bounds."""
+    require(
+        x.shape[0] >= slots,
+        f"{name} has {x.shape[0]} slots where there are {slots}: allocate one for each",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rings:
-    """The shapes that the six rings must have."""
+    """The shapes that the six rings must have, for at least so many slots."""
 
+    slots: int
     H: int
     HV: int
     K: int
@@ -190,10 +220,10 @@ class Rings:
         self._check("d_cache", d_cache, (self.HV, self.L, self.V), FLOATS)
         self._check("k_cache", k_cache, (self.H, self.L, self.K), FLOATS)
 
-    @staticmethod
     def _check(
-        name: str, ring: torch.Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+        self, name: str, ring: torch.Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
     ) -> None:
         check_shape(name, ring, (None, *shape))
         check_dtype(name, ring, dtypes)
         check_packed(name, ring, len(shape))
+        check_every_slot(name, ring, self.slots)

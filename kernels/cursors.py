@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ringfold.kernels.checks import (
+    FLAGS,
     INTEGERS,
     check_cursors,
     check_dtype,
@@ -99,7 +100,8 @@ def commit_gdn_replayssm_spec(
     buffer = max_cache_len if cache_buf_len is None else cache_buf_len
     require(
         buffer >= max_cache_len and buffer & (buffer - 1) == 0,
-        f"cache_buf_len is {buffer}; it must be a power of two of at least {max_cache_len}",
+        f"cache_buf_len is {buffer}; it must be a power of two of at least {max_cache_len}: "
+        f"leave it out for that",
     )
     rows = state_batch_indices.shape[0]
     check_shape("num_accepted", num_accepted, (rows,))
@@ -137,6 +139,7 @@ def reset_gdn_replayssm_spec_cursors(
     check_ring_length(max_cache_len, max_spec_len)
     rows = state_batch_indices.shape[0]
     check_shape("do_reset", do_reset, (rows,))
+    check_dtype("do_reset", do_reset, (*FLAGS, *INTEGERS))
     check_dtype("state_batch_indices", state_batch_indices, INTEGERS)
     if rows == 0:
         return

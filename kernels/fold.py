@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 
 from ringfold.kernels.checks import (
-    INTEGERS,
     Rings,
     check_cursors,
-    check_dtype,
     check_ring_length,
+    check_slots,
     check_state,
 )
 from ringfold.kernels.state import (
@@ -172,13 +171,12 @@ def gdn_exact_fold(
         ValueError: a shape, dtype, stride or address that the kernel cannot take.
     """
     unit = check_state("checkpoint_state", checkpoint_state)
-    HV, V, K = checkpoint_state.shape[1:]
+    slots, HV, V, K = checkpoint_state.shape
     H, L = rawk_cache.shape[1], max_cache_len
     check_ring_length(L, 1)
-    Rings(H, HV, K, V, L).check_raw(rawv_cache, rawk_cache, g_cache, beta_cache)
-    check_cursors(write_pos, cache_base, is_flush)
-    check_dtype("ssm_state_indices", ssm_state_indices, INTEGERS)
-    rows = ssm_state_indices.shape[0]
+    Rings(slots, H, HV, K, V, L).check_raw(rawv_cache, rawk_cache, g_cache, beta_cache)
+    check_cursors(write_pos, cache_base, is_flush, slots)
+    rows = check_slots(ssm_state_indices)
     if rows == 0:
         return
     tile = Tile.of(V, K) if tile is None else tile

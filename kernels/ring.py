@@ -309,10 +309,10 @@ def gdn_replayssm_spec_decode(
     check_inputs(q, k, v, a, b, A_log, dt_bias, checkpoint_state)
     rows = check_rows(query_start_loc, ssm_state_indices)
     check_ring_length(max_cache_len, max_spec_len)
-    check_cursors(write_pos, cache_base, is_flush)
-    HV, V, K = checkpoint_state.shape[1:]
+    slots, HV, V, K = checkpoint_state.shape
+    check_cursors(write_pos, cache_base, is_flush, slots)
     H, L, T = k.shape[1], max_cache_len, max_spec_len
-    rings = Rings(H, HV, K, V, L)
+    rings = Rings(slots, H, HV, K, V, L)
     rings.check_raw(rawv_cache, rawk_cache, g_cache, beta_cache)
     rings.check_derived(d_cache, k_cache)
     for name, ring in (("rawv_cache", rawv_cache), ("rawk_cache", rawk_cache)):

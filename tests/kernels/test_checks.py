@@ -40,6 +40,26 @@ SPOILT: dict[str, tuple[Callable[[Any, Any], dict[str, Any]], str]] = {
     "launch mode": (lambda one, w: {"launch_mode": "fold"}, "launch_mode is 'fold'"),
     "precision": (lambda one, w: {"dot_precision": "bf16"}, "dot_precision is 'bf16'"),
     "cursor": (lambda one, w: {"write_pos": one.write_pos.long()}, "write_pos is torch.int64"),
+    "short cursors": (
+        lambda one, w: {"cache_base": one.cache_base[:-1]},
+        "cache_base has 3 slots where there are 4: allocate one for each",
+    ),
+    "short pool": (
+        lambda one, w: {"beta_cache": one.rings["beta_cache"][:2]},
+        "beta_cache has 2 slots where there are 4",
+    ),
+    "ring without an end": (
+        lambda one, w: {"max_cache_len": one.write_pos.new_tensor(8)},
+        r"max_cache_len is 8 \(Tensor\); it must be an int",
+    ),
+    "negative ring": (lambda one, w: {"max_cache_len": -3}, "max_cache_len is -3.*use 4"),
+    "too many rows": (
+        lambda one, w: {
+            "query_start_loc": torch.zeros(65_537, dtype=torch.int32),
+            "ssm_state_indices": torch.zeros(65_536, dtype=torch.int32),
+        },
+        "65536 rows; a launch takes 65535: split the batch",
+    ),
 }
 
 
@@ -67,6 +87,18 @@ def test_cursors_refuse_such_a_ring_too(layer: Callable[..., Any], L: int, T: in
     with pytest.raises(ValueError, match="max_cache_len is"):
         commit_gdn_replayssm_spec(
             one.write_pos, one.cache_base, one.is_flush, one.ints((1,)), one.ints((1,)), L, T
+        )
+
+
+def test_whom_to_reset_is_no_float(layer: Callable[..., Any]) -> None:
+    """A mask of floats has other bytes."""
+    from ringfold.kernels.cursors import reset_gdn_replayssm_spec_cursors
+
+    one = layer()
+
+    with pytest.raises(ValueError, match=r"do_reset is torch\.float32; it must be torch\.int8 or"):
+        reset_gdn_replayssm_spec_cursors(
+            one.write_pos, one.cache_base, one.is_flush, torch.ones(1), one.ints((1,)), 8, 2
         )
 
 
