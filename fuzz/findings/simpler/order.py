@@ -35,6 +35,12 @@ def steps(trace: Trace) -> int:
     )
 
 
+def apart(operation: ops.Operation) -> bool:
+    """Whether a history is simpler without it; a batch of padding alone is as good as idle."""
+    padding = isinstance(operation, ops.Verify) and not any(r is not None for r in operation.rows)
+    return padding or isinstance(operation, APART)
+
+
 def elements(g: Geometry) -> int:
     """How large a geometry is."""
     return g.heads * g.value_heads * g.key_dim * g.value_dim
@@ -55,7 +61,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
     return (
         sum(isinstance(o, ops.Seats) for o in operations),
         steps(trace),
-        sum(isinstance(o, APART) for o in operations),
+        sum(map(apart, operations)),
         len(operations),
         sum(len(o.rows) for o in operations if isinstance(o, ops.Batched)),
         sum(sum(o.lengths) for o in verifies),

@@ -52,10 +52,23 @@ def joined(trace: Trace) -> Iterator[Trace]:
 
 
 def padded(trace: Trace) -> Iterator[Trace]:
-    """Padding in place of one request."""
+    """Padding in place of one request: in its rows, else an idle batch for when it was seated."""
     requests = seated(trace)
     for request in requests if len(requests) > 1 else ():
-        yield _blanked(_lives(trace, set(requests) - {request}), request)
+        others = set(requests) - {request}
+        yield _blanked(_lives(trace, others), request)
+        yield _only(_idled(trace, request), others)
+
+
+def _idled(trace: Trace, request: int) -> Trace:
+    """An idle batch, which leaves dead memory as the seat did, where this request is seated."""
+
+    def change(operation: ops.Operation) -> ops.Operation:
+        if isinstance(operation, ops.Seats) and operation.request == request:
+            return ops.Idle(rows=1, dead=operation.dead)
+        return operation
+
+    return changed(trace, change)
 
 
 def freed(trace: Trace) -> Iterator[Trace]:

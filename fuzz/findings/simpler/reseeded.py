@@ -17,6 +17,7 @@ from ringfold.fuzz.findings.simpler.numbers import (
     plainer_setup,
     smaller_geometry,
 )
+from ringfold.fuzz.findings.simpler.order import PLAIN
 from ringfold.fuzz.findings.simpler.requests import renamed
 from ringfold.fuzz.findings.simpler.seats import fewer_records, placed
 from ringfold.fuzz.findings.simpler.steps import fewer
@@ -44,8 +45,13 @@ def other_numbers(trace: Trace) -> Iterator[Trace]:
 
 
 def rare_numbers(trace: Trace) -> Iterator[Trace]:
-    """One head of one element, else the same shape, from any of many seeds; with plain names."""
+    """One head of one element, else the same shape, from any of many seeds; with plain names.
+
+    In the plainest profile first, since that is worth more than a small seed.
+    """
     plain = renamed(trace)
-    for candidate in (with_setup(plain, geometry=Geometry(1, 1, 1, 1)), plain):
-        for seed in RARE_SEEDS:
-            yield with_payload(candidate, seed=seed)
+    one = with_setup(plain, geometry=Geometry(1, 1, 1, 1))
+    for profile in dict.fromkeys((PLAIN[0], trace.payload.profile)):
+        for candidate in (one, plain):
+            for seed in RARE_SEEDS:
+                yield with_payload(candidate, seed=seed, profile=profile)

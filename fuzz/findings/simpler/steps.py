@@ -54,9 +54,14 @@ def fewer(trace: Trace) -> Iterator[Trace]:
 
 
 def plain_steps(trace: Trace) -> Iterator[Trace]:
-    """An idle batch of one row; a decode step written as a window of one with one accepted."""
+    """An idle batch of one row, or for one of padding; a decode step as a window of one."""
     for i, idle in each(trace, Idle):
         yield exchanged(trace, i, replace(idle, rows=1))
+    for i, verify in each(trace, Verify):
+        if not any(row is not None for row in verify.rows):
+            rest = (o for o in trace.operations[i + 1 :] if getattr(o, "tag", None) != verify.tag)
+            idle = Idle(rows=1, dead=verify.dead)
+            yield with_operations(trace, (*trace.operations[:i], idle, *rest))
     yield with_operations(trace, itertools.chain(*map(_window, trace.operations)))
 
 

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from ringfold.fuzz.findings.shrink import WALKS_MAX, shrink
 from ringfold.fuzz.findings.simpler.edits import nearer
 from ringfold.fuzz.findings.simpler.numbers import larger_heads, other_shapes
-from ringfold.fuzz.findings.simpler.order import size
+from ringfold.fuzz.findings.simpler.order import apart, size
 from ringfold.fuzz.findings.simpler.requests import freed, padded
 from ringfold.fuzz.findings.simpler.reseeded import RARE_SEEDS, other_numbers, rare_numbers
 from ringfold.fuzz.findings.simpler.seats import fewer_records, nearer_bases, placed
-from ringfold.fuzz.findings.simpler.steps import moved, reordered, written_out
+from ringfold.fuzz.findings.simpler.steps import moved, plain_steps, reordered, written_out
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
@@ -32,6 +32,7 @@ from ringfold.fuzz.histories.trace import (
     Evict,
     Free,
     Hit,
+    Idle,
     Operation,
     PayloadSpec,
     Place,
@@ -203,13 +204,32 @@ def batch(
 
 
 def test_a_request_gives_way_to_padding() -> None:
-    """Its own operations go, its rows stay where they are, and nothing is committed there."""
-    trace = trace_of(*BOTH, *batch((1, 0), (1, 2), (1, 2)), Free(request=1), slots=3, window=2)
+    """Its rows stay and nothing is committed there, or they go and its seat is an idle batch."""
+    seats = Admit(request=0, tag=1, dead="nan"), BOTH[1]
+    trace = trace_of(*seats, *batch((1, 0), (1, 2), (1, 2)), Free(request=1), slots=3, window=2)
 
-    one, other = (candidate.operations for candidate in padded(trace))
+    tried = [candidate.operations for candidate in padded(trace)]
 
-    assert one == (BOTH[1], *batch((1, None), (1, 2), (1, None)), Free(request=1))
-    assert other == (BOTH[0], *batch((None, 0), (1, 2), (None, 2)))
+    assert tried == [
+        (seats[1], *batch((1, None), (1, 2), (1, None)), Free(request=1)),
+        (Idle(rows=1, dead="nan"), seats[1], *batch((1,), (1,), (1,)), Free(request=1)),
+        (seats[0], *batch((None, 0), (1, 2), (None, 2))),
+        (seats[0], Idle(rows=1), *batch((0,), (2,), (2,))),
+    ]
+
+
+def test_a_batch_of_padding_alone_is_an_idle_one() -> None:
+    """Whatever it is called in a trace; idle is the simpler name."""
+    verify, commit = batch((None, None), (1, 2), (None, None))
+    trace = trace_of(BOTH[0], verify, Free(request=0), commit, window=2)
+
+    (idle,) = (other for other in plain_steps(trace) if other != trace)
+
+    assert idle.operations == (BOTH[0], Idle(rows=1), Free(request=0))
+    alike = trace_of(BOTH[0], Idle(rows=2), Free(request=0), window=2)
+    assert size(idle) < size(alike) < size(trace)
+    assert apart(verify)
+    assert not apart(TURN[0])
 
 
 def test_one_request_alone_is_not_tried_as_padding() -> None:
@@ -467,10 +487,14 @@ def test_a_fault_that_one_number_in_thirty_shows_ends_in_one_trace() -> None:
 
 
 def test_rare_numbers_are_no_more_than_two_rounds_of_seeds() -> None:
-    """In the smallest shape, and in the trace's own."""
-    shapes = [candidate.setup.geometry for candidate in rare_numbers(EPSILON[0])]
+    """In the smallest shape, and in the trace's own; of a profile that is not plain, twice."""
+    shapes = [Geometry(1, 1, 1, 1), EPSILON[0].setup.geometry]
+    large = msgspec.structs.replace(EPSILON[0], payload=PayloadSpec(seed=3, profile="large"))
 
-    assert [shape for shape, _ in itertools.groupby(shapes)] == [
-        Geometry(1, 1, 1, 1), EPSILON[0].setup.geometry
-    ]  # fmt: skip
-    assert len(shapes) == 2 * len(RARE_SEEDS)
+    for trace, profiles in ((EPSILON[0], ["slow-decay"]), (large, ["slow-decay", "large"])):
+        tried = [(c.payload.profile, c.setup.geometry) for c in rare_numbers(trace)]
+
+        assert [kind for kind, _ in itertools.groupby(tried)] == [
+            (profile, shape) for profile in profiles for shape in shapes
+        ]
+        assert len(tried) == 2 * len(profiles) * len(RARE_SEEDS)
