@@ -347,7 +347,7 @@ def test_a_time_limit_is_obeyed_and_what_was_done_is_on_disk(mine: Path) -> None
 
     report = explore.explore("mine:Slow", setup, run_dir=mine, workers=1, seconds_max=limit)
 
-    assert limit < report.seconds < 12 * limit  # seen 1.2
+    assert limit <= report.seconds < 12 * limit  # seen 1.2
     assert 0 < report.covered < report.transitions
     assert 0 < report.coverage < 1
     assert "give it more time" in report.inconclusive[-1]
