@@ -15,6 +15,7 @@ import itertools
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -70,24 +71,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(targets_app, name="targets")
-app.add_typer(configuration_app, name="configuration")
-for command in (
-    fuzz,
-    replay,
-    explain,
-    shrink,
-    explore,
-    vary,
-    mutate,
-    memory,
-    drift,
-    simulate,
-    bench,
-    compare,
-    bisect,
-):
-    app.command()(command)
+SUMMARIES: Final[dict[Callable[..., None], str]] = {
+    fuzz: "Hunt for histories on which a target is wrong.",
+    replay: "Walk kept traces again: do they still fail?",
+    explain: "Print a history as a table.",
+    shrink: "Look for the smallest history with the same failure.",
+    explore: "Walk every step that the protocol allows.",
+    vary: "Tell each history in other ways: the same bits?",
+    compare: "Walk histories on two targets: where do they part?",
+    bisect: "Find the first release on which a trace's verdict changed.",
+    mutate: "Change a kernel's source a little: which check notices?",
+    bench: "Measure what a step costs, beside other implementations.",
+    memory: "Count the bytes that each protocol keeps.",
+    drift: "Follow the error of a state through long texts.",
+    simulate: "Serve a workload by every protocol, and predict the cost.",
+}
+"""Commands in the order of their list, each in one of its lines: Click would cut the docstrings."""
+
+for command, summary in SUMMARIES.items():
+    app.command(short_help=summary)(command)
+app.add_typer(targets_app, name="targets", short_help="List the targets there are, or add one.")
+app.add_typer(
+    configuration_app, name="configuration", short_help="Ask which of SGLang's flags are safe."
+)
 
 
 @app.callback(invoke_without_command=True)

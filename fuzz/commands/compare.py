@@ -129,7 +129,7 @@ def _show(report: Report) -> None:
     print_table(table)
     out.print()
     for reason, count in report.left_out.items():
-        out.print(f"{count} histories were left out: {reason}.")
+        out.print(f"Histories left out: {count}, {reason}.")
     if report.divergence is not None:
         out.print(report.divergence.sentence())
         for line in report.reproduce:
@@ -137,7 +137,7 @@ def _show(report: Report) -> None:
     for reason in report.inconclusive:
         out.print(f"inconclusive: {reason}")
     if report.wrong_alike:
-        out.print(f"In {report.wrong_alike} histories both are wrong in the same way.")
+        out.print(f"Histories in which both are wrong in the same way: {report.wrong_alike}.")
     one, other = report.targets
     asked = "to the bit" if report.bits else "within the oracle's limits"
     verdict = "part" if report.divergence is not None else f"do not part {asked}"

@@ -109,7 +109,7 @@ def _show_explored(report: Explored) -> None:
     for reason in report.inconclusive:
         out.print(f"inconclusive: {reason}")
     spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.spent.items())
-    out.print(f"Time of {report.workers} workers: {spent}.")
+    out.print(f"Time, added up over workers ({report.workers}): {spent}.")
     largest = ", ".join(f"{check} {ratio:.3g}" for check, ratio in report.largest.items())
     out.print(f"Largest error / allowed: {largest or 'nothing was compared'}.")
     out.print(
