@@ -52,7 +52,7 @@ def test_ours_have_a_million_of_their_own(
     assert quotas["pairwise"] == 50 * kinds["pairwise"]
     assert quotas["server"] == 7
     assert 9000 <= sum(quotas.values()) < 9000 + kinds["small"]
-    assert {part.plan.setup.ring for part in every if part.kind == "small"} == {8, 16}
+    assert {part.plan.setup.ring for part in every if part.kind == "small"} == {8, 32}
     assert all(part.plan.setup.layers == 1 for part in every if part.kind == "small")
 
 
