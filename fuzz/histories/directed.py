@@ -22,6 +22,7 @@ from ringfold.fuzz.histories.trace import (
     Hit,
     Idle,
     Operation,
+    Place,
     Restore,
     Save,
     Verify,
@@ -154,6 +155,33 @@ def many_rows(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
         yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
     for request in many:
         yield Free(request=request)
+
+
+def erased(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+    """A large state is folded, forgotten in one token, and asked for by another.
+
+    Of what was as large as numbers get, a decay that is stopped short of zero leaves much.
+    """
+    if "place" not in plan.operations or not DIALECTS[plan.setup.dialect].has_ring:
+        return
+    every = reachable(plan.setup.ring, plan.setup.window, protocol_of(plan.setup))
+    due = min((t.before for t in every.transitions if t.before.is_flush), default=None)
+    if due is None or due.write_pos == 0:
+        return
+    request = next(requests)
+    yield Place(
+        request=request,
+        tag=next(tags),
+        base=due.cache_base,
+        records=due.write_pos,
+        flush=True,
+        profile="large",
+    )
+    for profile in (FAST, None):
+        tag = next(tags)
+        yield Verify(tag=tag, rows=(request,), lengths=(1,), profile=profile)
+        yield Commit(tag=tag, accepted=(1,))
+    yield Free(request=request)
 
 
 def _travels(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:

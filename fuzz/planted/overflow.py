@@ -8,9 +8,9 @@ import numpy as np
 
 from ringfold.sim import recurrence
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.machine import Batch, Window
+from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import EPSILON, Array
-from ringfold.sim.ring import Ring
+from ringfold.sim.ring import History, Ring
 
 HALF_MAX: Final = 65504.0
 
@@ -69,6 +69,15 @@ class ValuesSaturate(Ring):
         super().record(batch, cursors, clamped, d, k)
 
 
+class HistoryDecayStopsShort(Ring):
+    """The history's decay of the checkpoint stops at exp(-20), lest it underflow."""
+
+    def history(self, slots: Ints, cursors: Cursors) -> History:
+        """A clamp, which leaves something of what was erased."""
+        history = super().history(slots, cursors)
+        return history._replace(decay=np.maximum(history.decay, np.exp(-20.0)))
+
+
 BUGS: Final = (
     SoftplusOverflows,
     SigmoidOverflows,
@@ -76,4 +85,5 @@ BUGS: Final = (
     WindowDecayAsRatio,
     SquaresSaturate,
     ValuesSaturate,
+    HistoryDecayStopsShort,
 )
