@@ -100,6 +100,10 @@ class _Server:
         """Requests that have verified since they were prefilled last."""
         self.sessions: set[Request] = set()
         """Requests that were prefilled behind that: a server keeps no prefixes of these."""
+        self.prompted: set[Request] = set()
+        """Requests of whose prompts the prefix cache has a state."""
+        self.holding: set[Request] = set()
+        """Those that were when they became of a session, which holds on to that state."""
 
     def serve(self, operations: Sequence[Operation]) -> Iterator[Operation]:
         commits = {o.tag: o for o in operations if isinstance(o, Commit)}
@@ -118,15 +122,26 @@ class _Server:
                 case Repeat():
                     yield self._repeat(operation)
                 case Donate(request=request) if self.tracks and request not in self.absent:
-                    if request not in self.stored:
-                        yield from self._tracked(request)
-                    cut = 0 if request in self.sessions else operation.cut
-                    if 0 < cut <= self.setup.window:
-                        cut = yield from self._stopped(request, cut)
-                    self._comes_or_goes(operation)
-                    yield replace(operation, cut=cut)
+                    yield from self._leaves(operation)
                 case _ if self._comes_or_goes(operation):
                     yield operation
+
+    def _leaves(self, donate: Donate) -> Iterator[Operation]:
+        """Somebody leaves a prefix, of what was stored apart."""
+        request, cut = donate.request, donate.cut
+        if request in self.holding:
+            self._forget(request)
+            self.lacking.add(donate.prefix)
+            yield Free(request=request, dead=donate.dead)
+            return
+        if request not in self.stored:
+            yield from self._tracked(request)
+        if request in self.sessions:
+            cut = 0
+        if 0 < cut <= self.setup.window:
+            cut = yield from self._stopped(request, cut)
+        self._comes_or_goes(donate)
+        yield replace(donate, cut=cut)
 
     def _comes_or_goes(self, operation: Operation) -> bool:
         """Follow a request; returns whether the operation can be done."""
@@ -138,8 +153,7 @@ class _Server:
             case Place(request=request, records=records, base=base, flush=flush):
                 self.cursors[request] = self.told[request] = Cursors(records, base, int(flush))
             case Save(request=request):
-                for known in (self.stored, self.verified, self.sessions):
-                    known.discard(request)
+                self._unknown(request)
             case Restore(request=request) if self.dialect.saves == "state":
                 self._forget(request)
             case Free(request=request):
@@ -175,7 +189,10 @@ class _Server:
         self.cursors.pop(request, None)
         self.told.pop(request, None)
         self.bounds.pop(request, None)
-        for known in (self.stored, self.verified, self.sessions):
+        self._unknown(request)
+
+    def _unknown(self, request: Request) -> None:
+        for known in (self.stored, self.verified, self.sessions, self.prompted, self.holding):
             known.discard(request)
 
     def _step(self, verify: Verify, commit: Commit | None) -> Iterator[Operation]:
@@ -251,10 +268,13 @@ class _Server:
         if there := [(row, n) for row, n in pairs if row not in self.absent]:
             rows, lengths = zip(*there, strict=True)
             turns = self.verified.intersection(rows)
+            self.holding |= turns & self.prompted
             self.sessions |= turns
             self.verified -= turns
             if self.setup.dtypes.activation != "float32":  # no server's prompts are
-                self.stored.update(row for row, n in there if n >= CHUNK)
+                long = {row for row, n in there if n >= CHUNK}
+                self.stored |= long
+                self.prompted |= long - self.sessions
             branch = None if self.sessions.intersection(rows) else prefill.branch
             yield replace(prefill, rows=rows, lengths=lengths, branch=branch)
 

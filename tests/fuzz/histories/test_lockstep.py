@@ -119,7 +119,8 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
 
     Nobody does so in a session, and no prompt of a session shares tokens with another.
     """
-    setup = replace(setup_of("compact"), ring=16, window=4)
+    dtypes = Dtypes("float16", "float16", "float32")
+    setup = replace(setup_of("compact"), ring=16, window=4, dtypes=dtypes)
     owned = OPERATIONS | {"track", "cut", "branch"}
     plan = Plan(setup, "sim", owned, rows=3, steps=40, directed=False)
     stops, thoughts, branches = 0, 0, 0
@@ -127,7 +128,7 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
         trace = history(plan, 10, number)
         served = in_lockstep(trace.operations, setup, tracks=True)
         validate(Trace(setup=setup, payload=trace.payload, operations=served))
-        tracked, verified, turns = set[int](), set[int](), set[int]()
+        tracked, verified, turns, prompted = set[int](), set[int](), set[int](), set[int]()
         last: Commit | None = None
         for operation in (operation for operation, _ in unroll(served)):
             match operation:
@@ -141,14 +142,18 @@ def test_whoever_stops_does_so_within_its_last_window() -> None:
                     tracked |= {
                         row for row, n in pairs if row is not None and n and track and n >= track
                     }
-                case Prefill(rows=rows, branch=branch):
+                case Prefill(rows=rows, lengths=lengths, branch=branch):
                     turns |= verified & set(rows)
+                    long = {row for row, n in zip(rows, lengths, strict=True) if n >= CHUNK}
+                    prompted |= long - turns
                     verified -= set(rows)
                     assert branch is None or not turns & set(rows)
                     branches += branch is not None
                 case Save(request=request) | Free(request=request):
-                    for known in (tracked, verified, turns):
+                    for known in (tracked, verified, turns, prompted):
                         known.discard(request)
+                case Donate(request=request) if request in turns & prompted:
+                    pytest.fail("a session holds on to the state of that prompt")
                 case Donate(request=request, cut=cut) if cut > setup.window:
                     assert request not in turns
                     thoughts += 1
