@@ -188,9 +188,10 @@ def _show_report(report: Report) -> None:
         if report.mismatches
         else f"no mismatch in {report.histories} histor{'y' if report.histories == 1 else 'ies'}"
     )
+    met = sum(tally.windows > 0 for tally in report.configurations)
     out.print()
     out.print(
         f"{', '.join(report.targets)} on {report.device}, seed {report.seed}: {verdict}; "
         f"{report.windows} row-windows in {report.elapsed:.0f} s ({report.rate:.0f} a second), "
-        f"{len(report.configurations)} configurations.",
+        f"{met} of {len(report.configurations)} configurations met.",
     )

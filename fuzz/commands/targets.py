@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ringfold.fuzz.console import AsJson, out, print_json, print_table, progress_display
 from ringfold.fuzz.targets import environments, registry, wheels
+from ringfold.fuzz.targets.sglang_release import Release
 
 targets_app = typer.Typer(
     help="List the implementations that can be tested, or add one.", rich_markup_mode=None
@@ -40,7 +41,7 @@ def targets_add(
     release: Annotated[str, typer.Argument(metavar="sglang==VERSION", help="A release to fetch.")],
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a release's wheel into the cache; nothing of it is installed.
+    """Fetch a release's wheel into the cache, and say what it speaks; nothing is installed.
 
     For sglang-pool==VERSION also build the environment (2 GB, minutes) in which any release can be
     imported. It lies in the cache too, apart from this one.
@@ -50,7 +51,8 @@ def targets_add(
         progress.add_task(f"fetching {name}", total=None)
         wheel = wheels.add(name)
     found: dict[str, Any] = {"release": wheel.release, "path": str(wheel.path)}
-    found["sha256"] = wheel.sha256
+    # Of what is of no use here this raises, with what it lacks.
+    found |= {"sha256": wheel.sha256, "dialect": Release(wheel.release).dialect}
     if name != release:
         with progress_display() as progress:
             progress.add_task("building the environment of sglang-pool", total=None)
@@ -61,7 +63,7 @@ def targets_add(
     if as_json:
         print_json(found)
         return
-    out.print(f"{wheel.release} is here: {wheel.path}")
+    out.print(f"{wheel.release} is here, and speaks {found['dialect']}: {wheel.path}")
     out.print(f"SHA-256 {wheel.sha256 or 'is checked file by file'}")
     if name != release:
         out.print(f"It is unpacked in {unpacked}: {megabytes(environments.size(unpacked))}")

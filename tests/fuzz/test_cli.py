@@ -340,6 +340,16 @@ class TestExplain:
         assert told["operations"][2]["lanes"][0]["ring"] == "##......"
 
 
+def test_a_release_that_is_of_no_use_is_told_when_it_is_added(tmp_path: Path) -> None:
+    """It is here, and lacks what each dialect wants."""
+    (tmp_path / "sglang-0.5.9").mkdir()
+
+    told = ran("targets", "add", "sglang==0.5.9", cwd=tmp_path, RINGFOLD_WHEELS=str(tmp_path))
+
+    assert told.code == 3
+    assert "speaks no dialect that this version knows: for compact it lacks" in told.err
+
+
 def test_targets(tmp_path: Path) -> None:
     """What is here, and for what is missing what to type."""
     nowhere = {"RINGFOLD_CACHE": str(tmp_path), "RINGFOLD_WHEELS": ""}
