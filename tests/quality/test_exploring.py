@@ -50,7 +50,7 @@ def explored(plan: Plan) -> Shrunk | None:
     for together in tours.lots(plan):
         if failing := Walker(plan).lot(together).failing:
             found, _ = min(failing, key=lambda each: len(each[0].operations))
-            return shrink(found, resolve(plan.target))
+            return shrink(found, resolve(plan.target), seconds_max=SECONDS_MAX / 2)
     return None
 
 
