@@ -528,7 +528,9 @@ for tracks, drafts in ((True, True), (False, True), (False, False)):
     print(f"  {how} {D} thoughts, {with_buffer}: {kept} tokens of the prompt of {before} are kept")
     if kept:
         same = [
-            "that of the prompt" if torch.equal(s[:, slot_of(heir)], s[:, slot_of(stays)]) else "NOT"
+            "that of the prompt"
+            if torch.equal(s[:, slot_of(heir)], s[:, slot_of(stays)])
+            else "NOT"
             for s in (server.states.temporal, server.states.conv[0])
         ]
         print(f"  their state is {same[0]}, the window {same[1]}")
