@@ -91,7 +91,8 @@ RETURN: Final = (
     "mem_cache/memory_pool.py:load_cpu_copy",
 )
 ON_DECODE_SERVERS: Final = "a decode server of disaggregated serving copies retracted states"
-FINISHED: Final = "a finished request's state is kept for its prefix"
+FINISHED: Final = "a finished request's state is kept for its prefix, or the one tracked last"
+CUT: Final = "a stop lies in the last window, or thoughts are not kept (--strip-thinking-cache)"
 
 TABLE: Final[tuple[Ruling, ...]] = (
     Ruling(
@@ -103,6 +104,12 @@ TABLE: Final[tuple[Ruling, ...]] = (
         "prefill", FIRST, LAST, SERVER,
         "a chunk of a long prompt, or the next turn of a streaming session, which keeps its slot",
         (SCHEDULE, "managers/schedule_batch.py:prepare_for_extend",
+         "layers/attention/linear/gdn_backend.py:forward_extend"),
+    ),
+    Ruling(
+        "prefill: branches", FIRST, LAST, SERVER,
+        "with an extra buffer a prompt that parts from another one leaves the state there",
+        (SCHEDULE, "managers/schedule_batch.py:_mamba_radix_cache_v2_req_prepare_for_extend",
          "layers/attention/linear/gdn_backend.py:forward_extend"),
     ),
     Ruling(
@@ -175,6 +182,12 @@ TABLE: Final[tuple[Ruling, ...]] = (
          "layers/attention/linear/gdn_backend.py:forward_decode"),
     ),
     Ruling(
+        "decode: stores", FIRST, LAST, SERVER,
+        "with an extra buffer, and without drafts, a token at which the interval ends is tracked",
+        ("managers/schedule_batch.py:prepare_for_decode",
+         "layers/attention/hybrid_linear_attn_backend.py:_track_mamba_state_decode"),
+    ),
+    Ruling(
         "idle", FIRST, LAST, SERVER,
         "a data-parallel rank without requests runs along",
         (SCHEDULE, "managers/schedule_batch.py:prepare_for_idle"),
@@ -194,19 +207,28 @@ TABLE: Final[tuple[Ruling, ...]] = (
     ),
     Ruling("restore", "0.5.17", LAST, SERVER, ON_DECODE_SERVERS, RETURN),
     Ruling(
-        "donate", FIRST, FIRST, SERVER, f"{FINISHED}, strategy no_buffer",
+        "donate", FIRST, FIRST, SERVER, FINISHED,
         ("mem_cache/common.py:release_kv_cache",
          "mem_cache/unified_cache_components/mamba_component.py:prepare_for_caching_req"),
     ),
     Ruling(
-        "donate", "0.5.17", "0.5.19", SERVER, f"{FINISHED}, strategy no_buffer",
+        "donate", "0.5.17", "0.5.19", SERVER, FINISHED,
         ("mem_cache/common.py:release_kv_cache",
          "mem_cache/unified_cache/components/mamba_component.py:prepare_for_caching_req"),
     ),
     Ruling(
-        "donate", "0.5.20", LAST, SERVER, f"{FINISHED}, strategy no_buffer",
+        "donate", "0.5.20", LAST, SERVER, FINISHED,
         ("mem_cache/common.py:release_kv_cache",
          "mem_cache/unified_cache/components/mamba.py:prepare_for_caching_req"),
+    ),
+    Ruling(
+        "donate: cut", FIRST, "0.5.20", SERVER, CUT,
+        ("mem_cache/common.py:release_kv_cache",
+         "managers/schedule_batch.py:effective_kv_committed_len"),
+    ),
+    Ruling(
+        "donate: cut", "0.5.21", LAST, SERVER, CUT,
+        ("mem_cache/common.py:release_kv_cache", "managers/schedule_batch.py:owned_kv_len"),
     ),
     Ruling(
         "hit", FIRST, LAST, SERVER, "a request that begins like an earlier one starts on a copy",
@@ -317,20 +339,31 @@ def _of_operations(trace: Trace) -> Iterator[str]:
             yield "dead memory holds finite garbage"
         if operation.dead == "nan":
             yield "dead memory holds NaN"
-        match operation:
-            case traces.Verify():
-                rows = zip(operation.rows, operation.lengths, strict=False)
-                yield from _of_lengths([n for row, n in rows if row is not None], window)
-                if None in operation.rows:
-                    yield "verify: padding"
-            case traces.Commit():
-                if 0 in operation.accepted:
-                    yield "commit: none accepted"
-                if operation.bound not in (None, window):
-                    yield "commit: other bound"
-                if operation.track is not None:
-                    yield "commit: tracks"
+        yield from _ways(operation, window)
     yield from ("commit: window lost" for _ in _lost(trace))
+
+
+def _ways(operation: traces.Operation, window: int) -> Iterator[str]:
+    """Ways of using an operation."""
+    match operation:
+        case traces.Verify():
+            rows = zip(operation.rows, operation.lengths, strict=False)
+            yield from _of_lengths([n for row, n in rows if row is not None], window)
+            if None in operation.rows:
+                yield "verify: padding"
+        case traces.Commit():
+            if 0 in operation.accepted:
+                yield "commit: none accepted"
+            if operation.bound not in (None, window):
+                yield "commit: other bound"
+            if operation.track is not None:
+                yield "commit: tracks"
+        case traces.Prefill(branch=int()):
+            yield "prefill: branches"
+        case traces.Decode(stores=(_, *_)):
+            yield "decode: stores"
+        case traces.Donate(cut=cut) if cut:
+            yield "donate: cut"
 
 
 def _inside(operations: Iterable[traces.Operation]) -> Iterator[traces.Operation]:

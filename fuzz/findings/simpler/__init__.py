@@ -30,6 +30,7 @@ from ringfold.fuzz.findings.simpler.seats import (
 from ringfold.fuzz.findings.simpler.steps import fewer, moved, plain_steps, reordered, unrepeated
 from ringfold.fuzz.findings.simpler.windows import (
     plainer_commits,
+    plainer_stores,
     shorter_chunks,
     shorter_rings,
     shorter_windows,
@@ -42,8 +43,9 @@ Pass = Callable[[Trace], Iterator[Trace]]
 QUICK: Final[tuple[Pass, ...]] = (
     placed, fewer, fewer_rows, unrepeated,
     plainer_setup, smaller_geometry, shorter_rings, simpler_places,
-    fewer_records, nearer_bases, shorter_windows, plainer_commits, shorter_chunks, living,
-    plainer_payload, plain_steps, joined, freed, padded, reordered, other_names,
+    fewer_records, nearer_bases, shorter_windows, plainer_commits, plainer_stores,
+    shorter_chunks, living, plainer_payload, plain_steps, joined, freed, padded, reordered,
+    other_names,
 )  # fmt: skip
 """In the order in which they pay: what makes the next ones cheap comes first."""
 

@@ -7,7 +7,15 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from ringfold.fuzz.histories.trace import Batched, Fork, Operation, Trace, rewritten, unroll
+from ringfold.fuzz.histories.trace import (
+    Batched,
+    Decode,
+    Fork,
+    Operation,
+    Trace,
+    rewritten,
+    unroll,
+)
 
 Item = TypeVar("Item")
 Kind = TypeVar("Kind")
@@ -58,6 +66,8 @@ def called(operation: Operation, names: Mapping[int | None, int]) -> Operation:
         changes["source"] = names.get(operation.source, operation.source)
     if isinstance(operation, Batched):
         changes["rows"] = tuple(names.get(row, row) for row in operation.rows)
+    if isinstance(operation, Decode):
+        changes["stores"] = tuple(names.get(row, row) for row in operation.stores)
     return replace(operation, **changes)
 
 

@@ -158,7 +158,8 @@ def rebatched(trace: Trace, choose: Choose) -> Trace:
             yield operation
             return
         if at:
-            yield replace(operation, **{name: _at(column, at) for name, column in columns.items()})
+            taken = {name: _at(column, at) for name, column in columns.items()}
+            yield _stored(replace(operation, **taken))
 
     return with_operations(trace, ops.rewritten(trace.operations, change))
 
@@ -202,7 +203,7 @@ def _blanked(trace: Trace, request: int) -> Trace:
         if isinstance(operation, ops.Verify | ops.Decode):
             rows = tuple(None if row == request else row for row in operation.rows)
             left[operation.tag] = rows
-            return replace(operation, rows=rows)
+            return _stored(replace(operation, rows=rows))
         if isinstance(operation, ops.Commit):
             counts = zip(left.get(operation.tag, ()), operation.accepted, strict=False)
             return replace(
@@ -211,6 +212,13 @@ def _blanked(trace: Trace, request: int) -> Trace:
         return operation
 
     return changed(trace, change)
+
+
+def _stored(operation: ops.Operation) -> ops.Operation:
+    """A step stores states of its own rows alone."""
+    if not isinstance(operation, ops.Decode):
+        return operation
+    return replace(operation, stores=tuple(r for r in operation.stores if r in operation.rows))
 
 
 def _real(rows: Rows) -> list[int]:

@@ -1,4 +1,4 @@
-"""Shorter windows, smaller rings and shorter prefills."""
+"""Shorter windows, smaller rings and shorter prefills, of which less is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from ringfold.fuzz.findings.simpler.edits import (
     with_setup,
 )
 from ringfold.fuzz.findings.simpler.seats import simpler_places
-from ringfold.fuzz.histories.trace import Commit, Operation, Place, Prefill, Trace, Verify, unroll
+from ringfold.fuzz.histories.trace import (
+    Commit,
+    Decode,
+    Donate,
+    Operation,
+    Place,
+    Prefill,
+    Trace,
+    Verify,
+    unroll,
+)
 from ringfold.sim.dialects import DIALECTS, protocol_of
 
 CHUNKS: Final = (1, 2, 3, 4, 8, 16, 64, 65)
@@ -115,6 +125,23 @@ def plainer_commits(trace: Trace) -> Iterator[Trace]:
         for name in ("bound", "track"):
             for value in range(1, getattr(commit, name) or 1):
                 yield exchanged(trace, i, replace(commit, **{name: value}))
+
+
+def plainer_stores(trace: Trace) -> Iterator[Trace]:
+    """Keys as long as their request, prompts that share no token, steps that store nothing."""
+    plain: dict[type[Operation], dict[str, object]] = {
+        Donate: {"cut": 0}, Prefill: {"branch": None}, Decode: {"stores": ()},
+    }  # fmt: skip
+    for kind, plainly in plain.items():
+        yield with_operations(
+            trace, (replace(o, **plainly) if isinstance(o, kind) else o for o in trace.operations)
+        )
+    for i, donate in each(trace, Donate):
+        for cut in range(donate.cut):
+            yield exchanged(trace, i, replace(donate, cut=cut))
+    for i, decode in each(trace, Decode):
+        for gone in range(len(decode.stores)):
+            yield exchanged(trace, i, replace(decode, stores=put(decode.stores, gone)))
 
 
 def shorter_chunks(trace: Trace) -> Iterator[Trace]:

@@ -20,6 +20,7 @@ from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
     Decode,
+    Donate,
     Free,
     Operation,
     PayloadSpec,
@@ -103,6 +104,17 @@ def test_every_dialect_is_classed() -> None:
             "prefill",
             Legality.SERVER,
         ),
+        (
+            trace(Admit(request=0, tag=0), Prefill(tag=1, rows=(0,), lengths=(65,), branch=64)),
+            "prefill: branches",
+            Legality.SERVER,
+        ),
+        (
+            trace(Admit(request=0, tag=0), Decode(tag=1, rows=(0,), stores=(0,))),
+            "decode: stores",
+            Legality.SERVER,
+        ),
+        (trace(*step(), Donate(request=0, prefix=0, cut=1)), "donate: cut", Legality.SERVER),
         (
             trace(*step()[:2], Free(request=0), Commit(tag=1, accepted=(None,))),
             "commit: window lost",

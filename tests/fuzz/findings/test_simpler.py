@@ -21,13 +21,15 @@ from ringfold.fuzz.findings.shrink import WALKS_MAX, shrink
 from ringfold.fuzz.findings.simpler.edits import nearer
 from ringfold.fuzz.findings.simpler.numbers import larger_heads, other_shapes
 from ringfold.fuzz.findings.simpler.order import apart, size
-from ringfold.fuzz.findings.simpler.requests import freed, padded
+from ringfold.fuzz.findings.simpler.requests import alone, freed, padded, renamed
 from ringfold.fuzz.findings.simpler.reseeded import RARE_SEEDS, other_numbers, rare_numbers
 from ringfold.fuzz.findings.simpler.seats import fewer_records, nearer_bases, placed
 from ringfold.fuzz.findings.simpler.steps import moved, plain_steps, reordered, written_out
+from ringfold.fuzz.findings.simpler.windows import plainer_stores
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
+    Decode,
     Donate,
     Evict,
     Free,
@@ -36,6 +38,7 @@ from ringfold.fuzz.histories.trace import (
     Operation,
     PayloadSpec,
     Place,
+    Prefill,
     Repeat,
     Restore,
     Save,
@@ -235,6 +238,38 @@ def test_a_batch_of_padding_alone_is_an_idle_one() -> None:
 def test_one_request_alone_is_not_tried_as_padding() -> None:
     """Nothing would be left."""
     assert not list(padded(with_records(3)))
+
+
+def test_less_is_stored() -> None:
+    """Of all operations of a kind, then of each: all of that is simpler."""
+    prefill = Prefill(tag=9, rows=(0, 1), lengths=(65, 1), branch=64)
+    decode, donate = Decode(tag=10, rows=(1, 0), stores=(0, 1)), Donate(request=0, prefix=7, cut=2)
+    trace = trace_of(*BOTH, prefill, decode, donate, slots=3)
+
+    tried = [candidate.operations[2:] for candidate in plainer_stores(trace)]
+
+    assert tried == [
+        (prefill, decode, msgspec.structs.replace(donate, cut=0)),
+        (msgspec.structs.replace(prefill, branch=None), decode, donate),
+        (prefill, msgspec.structs.replace(decode, stores=()), donate),
+        (prefill, decode, msgspec.structs.replace(donate, cut=0)),
+        (prefill, decode, msgspec.structs.replace(donate, cut=1)),
+        (prefill, msgspec.structs.replace(decode, stores=(1,)), donate),
+        (prefill, msgspec.structs.replace(decode, stores=(0,)), donate),
+    ]
+    assert all(size(candidate) < size(trace) for candidate in plainer_stores(trace))
+
+
+def test_what_a_step_stores_goes_with_its_row() -> None:
+    """And has its name, or is padding's no more."""
+    decode = Decode(tag=10, rows=(1, 0), stores=(0, 1))
+    trace = trace_of(*BOTH, decode, slots=3)
+
+    one, padding = next(alone(trace, suspect=1)), next(padded(trace))
+
+    assert one.operations == (BOTH[1], Decode(tag=10, rows=(1,), stores=(1,)))
+    assert padding.operations == (BOTH[1], Decode(tag=10, rows=(1, None), stores=(1,)))
+    assert renamed(one).operations[1:] == (Decode(tag=2, rows=(0,), stores=(0,)),)
 
 
 def test_a_request_is_freed_in_place_of_saved() -> None:
