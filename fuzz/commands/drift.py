@@ -236,15 +236,16 @@ def _read(path: Path, study: Study) -> Saved:
 
 
 def summary(track: Track) -> Summary:
-    """The worst of everything."""
+    """The worst of everything; outputs from `EARLY` tokens on, where the text is as long."""
     last = track.points[-1]
+    late = [p for p in track.points if p.tokens >= EARLY] or track.points
     early = [p for p in track.points if p.tokens == EARLY]
     flips = [token for gate in track.first_flip for kind in gate for token in kind]
     at = [token for token in flips if token is not None]
     return Summary(
         max(map(max, early[0].state)) if early else None,
         max(map(max, last.state)),
-        max(max(map(max, p.output)) for p in track.points),
+        max(max(map(max, p.output)) for p in late),
         sum(sum(map(sum, p.flips)) for p in track.points),
         min(at, default=None),
         len(at),
@@ -273,7 +274,8 @@ def _show(report: Report) -> None:
     out.print(
         f"\n{study.tokens:,} tokens, {study.geometry}, T={study.window}; L={first.ring} and "
         f"acceptance {first.acceptance:g} but where another is named. Errors are relative, "
-        "the worst of all gates, similarities and seeds; flips are words that differ from the "
+        f"the worst of all gates, similarities and seeds, of outputs from {EARLY:,} tokens on "
+        "(of a shorter text all); flips are words that differ from the "
         "text's, in all texts; "
         "first is the earliest, texts how many have one.",
     )

@@ -7,12 +7,17 @@ here are the options, the file that is written as results come, the plot, and th
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ringfold.fuzz.commands.drift import Report, summary
+
+DOCS = Path(__file__).parents[3] / "docs"
 SHORT = (
     "--tokens 30 --gate -4 --similarity 0.5 --seeds 1 --k 8 --v 8 --precision bf16-records "
     "--ring 16 --acceptance 0.7"
@@ -90,6 +95,26 @@ def test_a_table_for_people() -> None:
     assert done.returncode == 0
     assert "open-loop bf16-records" in done.stdout
     assert "30 tokens, H=1 HV=2 K=8 V=8, T=4" in done.stdout
+
+
+def test_the_page_has_what_the_command_prints() -> None:
+    """Outputs of the first table, which are the worst from 1,000 tokens on."""
+    kept = (DOCS / "results" / "drift-100k.json").read_bytes()
+    tracks = msgspec.json.decode(kept, type=Report).tracks
+    page = (DOCS / "drift.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(
+            r"^\| (`[^|]+) \|(?: [\d.e-]+ \|){2} ([\d.e-]+) \| [\d,]+ of", page, re.MULTILINE
+        )
+    )
+
+    printed = {
+        f"`{t.case.dialect}` {t.case.precision}": f"{summary(t).output:.1e}".replace("e-0", "e-")
+        for t in tracks
+    }
+
+    assert rows
+    assert rows.items() <= printed.items()
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
