@@ -1,6 +1,6 @@
 """Variations of how a target is used: the same history, on memory or launches of another kind.
 
-`fuzz.variations` retells a history; here it stays as it is, and what is done with it changes:
+`variations.py` retells a history; here it stays as it is, and what is done with it changes:
 pools whose slots lie apart, offsets that need more than 32 bits, windows that are verified twice,
 launches that were captured once and are replayed with other cursors.
 """
