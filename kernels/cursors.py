@@ -55,7 +55,7 @@ def advance_kernel(
 def reset_kernel(
     write_pos, cache_base, is_flush, chosen, slots, rows,
     stride_chosen, stride_slots,
-    FLAG: tl.constexpr, NULL: tl.constexpr, ROWS: tl.constexpr,
+    NULL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Reset: see `reset_gdn_replayssm_spec_cursors`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -65,7 +65,7 @@ def reset_kernel(
     zero = tl.zeros([ROWS], tl.int32)
     tl.store(write_pos + slot, zero, mask=live)
     tl.store(cache_base + slot, zero, mask=live)
-    tl.store(is_flush + slot, (zero + FLAG).to(is_flush.dtype.element_ty), mask=live)
+    tl.store(is_flush + slot, zero.to(is_flush.dtype.element_ty), mask=live)
 
 
 def commit_gdn_replayssm_spec(
@@ -146,5 +146,5 @@ def reset_gdn_replayssm_spec_cursors(
     reset_kernel[(triton.cdiv(rows, ROWS),)](
         write_pos, cache_base, is_flush, do_reset, state_batch_indices, rows,
         do_reset.stride(0), state_batch_indices.stride(0),
-        FLAG=int(2 * max_spec_len > max_cache_len), NULL=null_block_id, ROWS=ROWS, num_warps=4,
+        NULL=null_block_id, ROWS=ROWS, num_warps=4,
     )  # fmt: skip

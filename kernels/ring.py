@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 
 from ringfold.kernels.checks import (
     FLOATS,
@@ -303,7 +304,8 @@ def gdn_replayssm_spec_decode(
 
     Raises:
         ValueError: a ring too short for two windows, more tokens than the windows can hold, or a
-            shape, dtype, stride or address that the kernels cannot take.
+            shape, dtype, stride or address that the kernels cannot take, or more shared memory
+            than the GPU has: on a Hopper, float32 with K=256, L=128 and T above 16.
     """
     unit = check_state("checkpoint_state", checkpoint_state)
     check_inputs(q, k, v, a, b, A_log, dt_bias, checkpoint_state)
@@ -349,30 +351,37 @@ def gdn_replayssm_spec_decode(
     at_once = min(rows, AT_ONCE)
     apart = HV // H % 2 == 1 or (overlap and rows <= APART)
     group = 1 if apart else 2  # value heads a program of the plan
-    plan_kernel[(HV // group + 1, rows)](
-        q, k, a, b, A_log, dt_bias, plan, units, agenda,
-        k_cache, g_cache, rawk_cache, beta_cache,
-        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows, at_once,
-        K**-0.5 if scale is None else scale,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
-        k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
-        query_start_loc.stride(0), ssm_state_indices.stride(0),
-        GROUP=group, NORM=use_qk_l2norm_in_kernel, TOGETHER=TOGETHER, num_warps=1,
-        launch_pdl=overlap, **common,
-    )  # fmt: skip
-    ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
-        q, k, v, out, plan, units, agenda, at_once,
-        query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
-        query_start_loc.stride(0), ssm_state_indices.stride(0),
-        checkpoint_state, d_cache, g_cache, rawv_cache, beta_cache,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        out.stride(0),
-        checkpoint_state.stride(0) // unit, d_cache.stride(0), g_cache.stride(0),
-        rawv_cache.stride(0), beta_cache.stride(0),
-        V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
-        WHOLE=tile.covers(V, K), SHARED=tile.shares(V, K, checkpoint_state, rawv_cache),
-        num_warps=tile.warps, launch_pdl=overlap, **common,
-    )  # fmt: skip
+    try:
+        plan_kernel[(HV // group + 1, rows)](
+            q, k, a, b, A_log, dt_bias, plan, units, agenda,
+            k_cache, g_cache, rawk_cache, beta_cache,
+            query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush, rows, at_once,
+            K**-0.5 if scale is None else scale,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), a.stride(0), b.stride(0),
+            k_cache.stride(0), g_cache.stride(0), rawk_cache.stride(0), beta_cache.stride(0),
+            query_start_loc.stride(0), ssm_state_indices.stride(0),
+            GROUP=group, NORM=use_qk_l2norm_in_kernel, TOGETHER=TOGETHER, num_warps=1,
+            launch_pdl=overlap, **common,
+        )  # fmt: skip
+        ring_verify_kernel[(triton.cdiv(V, tile.block_v) * HV, rows)](
+            q, k, v, out, plan, units, agenda, at_once,
+            query_start_loc, ssm_state_indices, write_pos, cache_base, is_flush,
+            query_start_loc.stride(0), ssm_state_indices.stride(0),
+            checkpoint_state, d_cache, g_cache, rawv_cache, beta_cache,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            out.stride(0),
+            checkpoint_state.stride(0) // unit, d_cache.stride(0), g_cache.stride(0),
+            rawv_cache.stride(0), beta_cache.stride(0),
+            V=V, BLOCK_V=tile.block_v, ALIGN=align_bytes(checkpoint_state), UNIT=unit,
+            WHOLE=tile.covers(V, K), SHARED=tile.shares(V, K, checkpoint_state, rawv_cache),
+            num_warps=tile.warps, launch_pdl=overlap, **common,
+        )  # fmt: skip
+    except OutOfResources as full:
+        raise ValueError(
+            f"K={K}, max_cache_len={L} and max_spec_len={T} in {q.dtype} are more than a program "
+            f"can hold on this GPU: shorten the ring or the drafts, or use 16-bit activations "
+            f"({full})"
+        ) from full
     return out
 
 

@@ -77,6 +77,39 @@ def test_a_spoilt_argument_is_named(
     assert w.out.isnan().all()
 
 
+def test_what_a_program_cannot_hold_is_named(
+    layer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ValueError with the sizes, where Triton says that a GPU has not so much shared memory."""
+    from triton.runtime.errors import OutOfResources
+
+    from ringfold.kernels import ring
+
+    class Launches:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*args: object, **options: object) -> None:
+                raise OutOfResources(262_144, 232_448, "shared memory")
+
+            return launch
+
+    one = layer()
+    monkeypatch.setattr(ring, "plan_kernel", Launches())
+
+    with pytest.raises(ValueError, match="K=32, max_cache_len=8 .*shorten the ring.*262144"):
+        one.verify(one.window((1,), (2,)))
+
+
+@pytest.mark.gpu
+def test_what_no_hopper_can_hold_is_named(layer: Callable[..., Any]) -> None:
+    """float32 with K=256, L=128 and T=17: keys of history and window have 256 KiB."""
+    K, L, T = 256, 128, 17
+    if torch.cuda.get_device_properties().shared_memory_per_block_optin > 2**18:
+        pytest.skip("this GPU has that much")
+    one = layer(H=1, HV=1, K=K, V=16, L=L, T=T)
+    with pytest.raises(ValueError, match="K=256, max_cache_len=128 and max_spec_len=17"):
+        one.verify(one.window((1,), (2,)))
+
+
 @pytest.mark.parametrize(("L", "T"), [(8, 5), (12, 2)])
 def test_cursors_refuse_such_a_ring_too(layer: Callable[..., Any], L: int, T: int) -> None:
     """The commit would set flags by a rule that the ring cannot keep."""
