@@ -65,6 +65,8 @@ WINDOW: Final = 4
 SEED: Final = 7
 
 PREFIXES: Final = frozenset({"donate", "hit", "evict"})
+TRACKING: Final = frozenset({"track", "cut", "branch", "store"})
+"""Whatever has a commit store a state."""
 LOSING: Final = {
     "ring": PREFIXES | {"save", "restore"},
     "fold-every-commit": frozenset[str](),
@@ -118,9 +120,9 @@ class Job(NamedTuple):
         if (self.geometry, self.dtype) == PREFILLED:
             yield self.case(target, "", set())
         if (self.geometry, self.dtype) == TRACKED:
-            without = {"prefill", "track"} if target.dialect.name == "ring" else {"prefill"}
+            without = TRACKING if target.dialect.name == "ring" else frozenset[str]()
             tracks = registry.resolve(f"{self.target}+tracks", self.device)
-            yield self.case(tracks, "+tracks", without)
+            yield self.case(tracks, "+tracks", {"prefill", *without})
 
     def case(self, target: Any, mode: str, without: set[str]) -> dict[str, Any]:
         """Random histories until there were so many row-windows, or time is up."""

@@ -58,6 +58,9 @@ def fuzz(
         int | None,
         typer.Option(min=1, help="Stop when every configuration has so many row-windows."),
     ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="Stop with the first failure that repeats.")
+    ] = False,
     geometry: OfGeometry = None,
     ring: OfRing = None,
     window: OfWindow = None,
@@ -115,19 +118,15 @@ def fuzz(
     if max_time is None and max_windows is None and each is None:
         max_time = TIME_MAX_DEFAULT
     writable_folder(run_dir)
-    budget = Budget(max_windows, max_time)
+    budget = Budget(max_windows, max_time, first)
     shrink_max = 0.0 if no_shrink else shrinking.SECONDS_MAX
     campaign = Campaign(plans, on, seed, budget, run_dir, workers, shrink_max, engine=by)
     with progress_display() as progress:
-        task = progress.add_task(f"{', '.join(names)} on {on}: starting", total=None)
+        whose = f"{', '.join(names)} on {on}"
+        task = progress.add_task(f"{whose}: starting", total=None)
 
         def show(report: Report, windows: int, elapsed: float) -> None:
-            progress.update(
-                task,
-                description=f"{', '.join(names)} on {on}: {windows} row-windows, "
-                f"{windows / elapsed if elapsed else 0.0:.0f} a second, "
-                f"{report.mismatches} histories with a mismatch",
-            )
+            progress.update(task, description=f"{whose}: {_so_far(report, windows, elapsed)}")
 
         report = campaign.run(show)
     if as_json:
@@ -137,6 +136,16 @@ def fuzz(
     if any(not finding.flaky for finding in report.findings):
         raise typer.Exit(MISMATCH)
     raise typer.Exit(INCONCLUSIVE if report.inconclusive else AGREE)
+
+
+def _so_far(report: Report, windows: int, elapsed: float) -> str:
+    if elapsed:
+        found = f"{report.mismatches} histories with a mismatch"
+        return f"{windows} row-windows, {windows / elapsed:.0f} a second, {found}"
+    if report.device == "cpu":
+        return "starting"
+    compiled = sum(tally.compile_seconds > 0 for tally in report.configurations)
+    return f"{compiled} of {len(report.configurations)} configurations compiled"
 
 
 def _engine_of(text: str) -> Engine:

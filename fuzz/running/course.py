@@ -41,6 +41,8 @@ class Budget(NamedTuple):
 
     windows_max: int | None
     time_max: float | None
+    first: bool = False
+    """Or with the first failure that repeats."""
 
 
 class Lot(NamedTuple):

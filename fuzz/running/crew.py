@@ -36,6 +36,8 @@ class Clock:
         self.started = context.Value("d", 0.0)
         self.windows = context.Value("q", 0)
         self.stopped = context.Value("b", 0)
+        self.enough = context.Value("b", 0)
+        """Whether no more is to be walked; what was found may still be shrunk."""
 
     def count(self, windows: int) -> None:
         """Add to the windows verified so far."""
@@ -53,9 +55,9 @@ class Clock:
         self.stopped.value = 1
 
     def out_of_time(self) -> bool:
-        """Whether the budget of time is spent, or somebody stopped the run."""
+        """Whether the budget of time is spent, or somebody stopped the run, or it has enough."""
         late = self.seconds_max is not None and self.elapsed() > self.seconds_max
-        return late or bool(self.stopped.value)
+        return late or bool(self.stopped.value or self.enough.value)
 
 
 @functools.cache

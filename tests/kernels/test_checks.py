@@ -95,7 +95,7 @@ def test_what_a_program_cannot_hold_is_named(
     one = layer()
     monkeypatch.setattr(ring, "plan_kernel", Launches())
 
-    with pytest.raises(ValueError, match="K=32, max_cache_len=8 .*shorten the ring.*262144"):
+    with pytest.raises(ValueError, match=r"K=32, max_cache_len=8 .*shorten the ring.*262144"):
         one.verify(one.window((1,), (2,)))
 
 

@@ -115,8 +115,14 @@ class Report(msgspec.Struct):
         self.elapsed = round(elapsed, 3)
         self.rate = round(self.windows / self.elapsed, 1) if self.elapsed else 0.0
 
-    def conclude(self, plans: Sequence[Plan], telling: float) -> None:
-        """Say what the run leaves open; `telling` are the seconds for which its parent told."""
+    def conclude(self, plans: Sequence[Plan], telling: float, first: bool = False) -> None:
+        """Say what the run leaves open.
+
+        Args:
+            plans: what was walked.
+            telling: seconds for which the parent told histories.
+            first: whether it ended with the first failure, and owes nobody the rest.
+        """
         stepping = [plan for plan in plans if _step_of(plan) in plan.operations]
         # What can be reached depends on the protocol, and on slots as far as there are few.
         by_slots = sorted(stepping, key=lambda plan: plan.setup.slots)
@@ -131,7 +137,8 @@ class Report(msgspec.Struct):
                 f"{len(self.missed)} reachable situations were not reached "
                 f"({', '.join(self.missed)}): give it more time or windows"
             )
-        if short := [tally for tally in self.configurations if tally.windows < tally.quota]:
+        short = [tally for tally in self.configurations if tally.windows < tally.quota]
+        if short and not first:
             named = [f"{t.target}, {t.setup}: {t.windows} of {t.quota}" for t in short]
             more = ["..."] if len(named) > SHORT_NAMED else []
             self.inconclusive.append(

@@ -65,7 +65,7 @@ class Campaign(Crew):
             run_dir=run_dir,
             seconds_max=budget.time_max,
         )
-        self.plans, self.shrink_max = plans, shrink_max
+        self.plans, self.first, self.shrink_max = plans, budget.first, shrink_max
         self.report = Report(
             targets=list(dict.fromkeys(plan.target for plan in plans)),
             device=device,
@@ -90,7 +90,7 @@ class Campaign(Crew):
         """Run to the end of the budget."""
         self.on_progress = on_progress
         self.work(self._compile, self._walk, self._shrink, self._confirm)
-        self.report.conclude(self.plans, self.telling)
+        self.report.conclude(self.plans, self.telling, bool(self.clock.enough.value))
         self.write(self.report)
         return self.report
 
@@ -134,6 +134,10 @@ class Campaign(Crew):
                 continue
             self._land()
             self.write(self.report, REPORT_SECONDS)
+            if self.first and self.findings.to_shrink():
+                self.clock.enough.value = 1
+                self.flying.clear()  # whatever it has is later in the course
+                return
 
     def _shrink(self) -> None:
         """Shrink the first finding of each kind."""

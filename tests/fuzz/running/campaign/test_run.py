@@ -153,6 +153,28 @@ def campaign(
     return Campaign(made, "cpu", 11, budget, run_dir, workers, shrink).run(quiet)
 
 
+def test_with_the_first_failure_it_stops(tmp_path: Path) -> None:
+    """It is the same one by any number of workers, it is shrunk, and nothing more is owed."""
+
+    def found(workers: int) -> Report:
+        made = plans(resolve("sim:fork-copies-the-first-layer"), "cpu")[:4]
+        made = [plan._replace(quota=5000) for plan in made]
+        run_dir = tmp_path / str(workers)
+        budget = Budget(None, None, first=True)
+        return Campaign(made, "cpu", 11, budget, run_dir, workers, 60.0).run(quiet)
+
+    one, three = found(1), found(3)
+
+    assert one.histories > 1
+    assert one.mismatches == len(one.findings) == 1
+    assert one.findings[0].digest
+    assert not one.inconclusive
+    assert [tally.windows for tally in one.configurations] == [
+        tally.windows for tally in three.configurations
+    ]
+    assert one.findings[0].digest == three.findings[0].digest
+
+
 STARTED: list[subprocess.Popen[str]] = []
 
 
