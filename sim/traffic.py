@@ -23,10 +23,10 @@ from ringfold.sim.engine.workload import Workload
 from ringfold.sim.memory import Pool
 from ringfold.sim.precision import DTYPES
 
-RING_ROW_READINGS: Final = 3.3
+RING_ROW_READINGS: Final = 3.4
 """What computing on a row of the ring costs, in readings of its vectors.
 
-Our kernels on one H200, 64 rows, H=16, HV=32, K=V=128, T=4, bfloat16: 64 ring rows took 29 us more
+Our kernels on one H200, 64 rows, H=16, HV=32, K=V=128, T=4, bfloat16: 64 ring rows took 31 us more
 beyond their bytes than 16 (docs/simulate.md), where reading a row in all 64 takes 0.18 us."""
 
 

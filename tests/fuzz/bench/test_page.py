@@ -96,16 +96,21 @@ def test_where_our_kernels_stand() -> None:
     assert first == compact_error
 
 
-def test_the_sweep_over_the_ring() -> None:
-    """Medians and shares of rows that fold, of a run that names its commit."""
-    text, measured = page("bench.md"), report("sweep-ring-h200.json")
-    table = rows(text, "L | rows that fold")
+def test_the_sweeps() -> None:
+    """Medians, ratios and shares of rows that fold, of a run that names its commit and day."""
+    text, measured = page("bench.md"), report("sweep-h200.json")
+    table = rows(text, "case | rows that fold")
 
-    assert [row[0] for row in table] == [str(one.case.ring) for one in measured.measured]
+    assert len(table) == len(measured.measured)
     for row, one in zip(table, measured.measured, strict=True):
+        floor, *times = medians(one)
+        named = row[0].replace("acceptance ", "").replace("4 layers", "layers=4").split(", ")
+        assert set(named) <= set(str(one.case).split())
         assert row[1] == f"{one.cycle.flushing:.0%}"
-        assert all(map(shows, row[2:], medians(one)))
-    assert f"commit {measured.machine['commit'][:7]};" in text
+        assert all(map(shows, row[2:7], [floor, *times]))
+        assert [cell for cell in row[7:] if cell] == ([f"{times[3] / times[2]:.2f}"] if times[2] and times[3] else [])
+    machine = measured.machine
+    assert f"commit {machine['commit'][:7]}, {machine['date'][:10]})" in text
 
 
 VARIANTS = (
