@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 2**30
+PANELS_ABREAST = 3
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -133,8 +135,10 @@ def bench(path: Path, report: Report) -> None:
     timed = report.measured
     fields = [f for f in Case.__struct_fields__ if len({getattr(m.case, f) for m in timed}) > 1]
     fields = fields or ["batch"]
-    figure = new_figure(5 * len(fields), 4.5)
-    for axes, field in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
+    columns = min(len(fields), PANELS_ABREAST)
+    figure = new_figure(5 * columns, 0.5 + 4 * -(-len(fields) // columns))
+    for number, field in enumerate(fields, start=1):
+        axes = figure.add_subplot(-(-len(fields) // columns), columns, number)
         row = along(timed, field)
         at = range(len(row))
         for i, name in enumerate(report.options["targets"]):
@@ -143,21 +147,42 @@ def bench(path: Path, report: Report) -> None:
             if here:
                 axes.semilogy(*zip(*here, strict=True), "o-", color=f"C{i}", label=name)
         axes.semilogy(at, [one.floor_us or 0.0 for one in row], "k--", label="floor")
-        axes.set_xticks(list(at), [str(getattr(one.case, field)) for one in row])
+        axes.set_xticks(list(at), [_tick(getattr(one.case, field)) for one in row])
         axes.set_xlabel(field)
+        axes.set_title(_shared(row), fontsize="small")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.axes[0].set_ylabel("us a step and layer")
     legend = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=2 * len(fields))
+    figure.legend(*legend, loc="outside lower center", ncols=2 * columns)
     figure.savefig(path, dpi=120)
 
 
 def along(measured: list[Measured], field: str) -> list[Measured]:
-    """The longest run of cases that differ in `field` alone."""
+    """The longest run of cases that differ in `field` alone, numbers by their size."""
     groups: dict[Case, list[Measured]] = {}
     default = getattr(STANDARD, field)
     for one in measured:
         groups.setdefault(msgspec.structs.replace(one.case, **{field: default}), []).append(one)
-    return max(groups.values(), key=len)
+    longest = max(groups.values(), key=len)
+    return sorted(longest, key=lambda one: _size(getattr(one.case, field)))
+
+
+def _size(value: object) -> float:
+    """Of a number; what is none stays in its order, behind them."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return inf
+
+
+def _tick(value: object) -> str:
+    """In two lines what has four numbers."""
+    return str(value).replace(" K=", "\nK=")
+
+
+def _shared(row: Sequence[Measured]) -> str:
+    """What all of these cases have in common."""
+    first, *others = (str(one.case).split() for one in row)
+    return " ".join(word for word in first if all(word in words for words in others))

@@ -17,7 +17,7 @@ from ringfold.fuzz.bench.case import Case, Cycle
 from ringfold.fuzz.bench.floor import Traffic
 from ringfold.fuzz.bench.report import Bandwidth, Measured, Peer, Report
 from ringfold.fuzz.findings.failures import write_json
-from ringfold.fuzz.predicting import Ladder, MeasuredFileError, compare, ladder, predicted
+from ringfold.fuzz.predicting import Ladder, MeasuredFileError, compare, predicted
 from ringfold.sim.traffic import RING_ROW_READINGS
 
 SPEED = 4.2

@@ -44,6 +44,18 @@ def walked(study: Study, *cases: Case) -> list[Track]:
     return run(text, [Walker(case, text) for case in cases], lambda bounds, tracks: None)[1]
 
 
+KERNELS = {
+    "sglang-snapshots==0.5.23": "recurrent verify and snapshots, 0.5.23",
+    "sglang==0.5.18": "`fold-every-commit`, 0.5.18",
+    "sglang==0.5.16": "`ring`, 0.5.16",
+    "triton": "`ring`, ours",
+    "sglang==0.5.23": "`compact`, 0.5.23",
+    "sglang-packed==0.5.23": "plain decode, packed, 0.5.23",
+    "sglang-decode==0.5.23": "`decode-ring`, 0.5.23",
+}
+"""What the page calls them."""
+
+
 def largest(values: list[list[float]]) -> float:
     """Of all gates and similarities."""
     return max(map(max, values))
@@ -333,3 +345,18 @@ class TestPage:
             rates = [Case(dialect, swept, 16, rate) for rate in (0.0, 1.0)]
             errors = ["" if (t := found.get(c)) is None else error(t) for c in lengths + rates]
             assert f"| `{dialect}` | {swept} | {' | '.join(errors)} |" in page
+
+    def test_released_kernels(self) -> None:
+        """A row a kernel: the state early and late, outputs, and flips."""
+        page = (DOCS / "drift.md").read_text(encoding="utf-8")
+        table = page.partition("| kernel | state at 1,000 |")[2].partition("\n\n")[0]
+        rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+        found = kept("drift-10k-h200.json")
+
+        assert len(rows) == len(found)
+        for track in found:
+            early = next(p for p in track.points if p.tokens == 1000)
+            outputs = max(largest(p.output) for p in track.points if p.tokens >= 1000)
+            errors = largest(early.state), largest(track.points[-1].state), outputs
+            (row,) = (cells for cells in rows if cells[0] == KERNELS[track.case.target])
+            assert row[1:] == [*map(digits, errors), f"{flips(track):,}"]

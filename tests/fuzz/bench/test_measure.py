@@ -170,7 +170,7 @@ def test_a_peer_that_cannot_be_captured_is_left_out(
 
 
 def test_the_file_and_the_picture(card: Card, tmp_path: Path) -> None:
-    """A panel for the batch, which varies; the file holds every sample and reads back alike."""
+    """A panel for the batch, in its order; the file holds every sample and reads back alike."""
     other = msgspec.structs.replace(CASE, batch=1)
     report = measured(["triton"], [CASE, other], lambda *_: None)
     plots.bench(tmp_path / "bench.png", report)
@@ -180,37 +180,17 @@ def test_the_file_and_the_picture(card: Card, tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
     assert again.measured == report.measured
     assert json.loads(msgspec.json.encode(report))["ringfold_bench"] == 1
-    assert [m.case.batch for m in plots.along(report.measured, "batch")] == [2, 1]
+    assert [m.case.batch for m in plots.along(report.measured, "batch")] == [1, 2]
 
 
-def test_compiling_problems_stand_beside_the_case(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a process that compiles could not do is not tried again."""
-    monkeypatch.setattr(
-        measure, "compile_all", lambda jobs, workers: {jobs[0]: "does not run: OutOfResources"}
-    )
+def test_a_panel_is_in_the_order_of_its_numbers() -> None:
+    """In a sweep that was measured: rates of acceptance by their size, and `uniform` behind."""
+    kept = Path(__file__).parents[3] / "docs" / "results" / "sweep-h200.json"
+    measured = msgspec.json.decode(kept.read_bytes(), type=Report).measured
 
-    (one,) = measured(["triton"], [CASE], lambda *_: None).measured
+    def values(field: str) -> list[object]:
+        return [getattr(one.case, field) for one in plots.along(measured, field)]
 
-    assert one.peers[0].flags == ["does not run: OutOfResources"]
-    assert one.peers[0].samples_us == []
-
-
-def test_bandwidth_counts_what_is_read_and_written(card: Card) -> None:
-    """A replay of either takes a millisecond: the copy moves twice the bytes of the sum."""
-    seen = BANDWIDTH(size=2**20, device="cpu")
-
-    assert seen.read == pytest.approx(2**20 / REPLAY_SECONDS)
-    assert seen.copy == pytest.approx(2 * seen.read)
-
-
-@pytest.mark.slow
-def test_compiling_is_done_by_processes_of_their_own() -> None:
-    """They say what went wrong; what went well goes without saying."""
-    wrong = Case(Geometry(1, 1, 16, 16), batch=1, ring=8, window=2)  # bfloat16
-
-    problems = measure.compile_all([("triton", CASE), ("triton", wrong)], 1, "cpu")
-
-    assert list(problems) == [("triton", wrong)]
-    assert problems["triton", wrong].startswith("refused: dtype bfloat16")
+    assert values("acceptance") == ["0", "0.5", "0.8", "1", "uniform"]
+    assert values("window") == [1, 2, 4, 8, 16]
+    assert values("batch") == [16, 64]

@@ -108,7 +108,9 @@ def test_the_sweeps() -> None:
         assert set(named) <= set(str(one.case).split())
         assert row[1] == f"{one.cycle.flushing:.0%}"
         assert all(map(shows, row[2:7], [floor, *times]))
-        assert [cell for cell in row[7:] if cell] == ([f"{times[3] / times[2]:.2f}"] if times[2] and times[3] else [])
+        assert [cell for cell in row[7:] if cell] == (
+            [f"{times[3] / times[2]:.2f}"] if times[2] and times[3] else []
+        )
     machine = measured.machine
     assert f"commit {machine['commit'][:7]}, {machine['date'][:10]})" in text
 
