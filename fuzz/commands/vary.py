@@ -36,6 +36,9 @@ def vary(
     max_windows: Annotated[
         int, typer.Option(min=1, help="Stop after so many row-windows, of all walks together.")
     ] = 3000,
+    max_time: Annotated[
+        float | None, typer.Option(min=0.0, help="Or after so many seconds. [no limit]")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where failures/ goes. [this folder]")
     ] = None,
@@ -53,7 +56,15 @@ def vary(
     under_test = registry.resolve(target, on)
     plans = plans_of(under_test, on, name=target)
     with progress_display() as progress, until_stopped() as stopped:
-        progress.add_task(f"{target} on {on}: varying histories", total=None)
+        task = progress.add_task(f"{target} on {on}: starting", total=None)
+
+        def show(report: Variations) -> None:
+            progress.update(
+                task,
+                description=f"{target} on {on}: {report.windows} of {max_windows} row-windows, "
+                f"{sum(report.judged.values())} varied histories, {len(report.findings)} findings",
+            )
+
         report = metamorphic.vary(
             plans,
             under_test,
@@ -62,6 +73,8 @@ def vary(
             device=on,
             run_dir=folder,
             variations=VARIATIONS if far else CHEAP,
+            seconds_max=max_time,
+            on_progress=show,
             stopped=stopped,
         )
     if stopped() and not report.windows:

@@ -205,6 +205,8 @@ def vary(
     oracle: bool = True,
     bits: frozenset[str] | None = None,
     variations: Sequence[Variation] = CHEAP,
+    seconds_max: float | None = None,
+    on_progress: Callable[[Variations], None] = lambda report: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Variations:
     """Walk histories and all their variations, until `windows_max` row-windows are verified.
@@ -219,24 +221,35 @@ def vary(
         oracle: whether checks other than these count.
         bits: variations that must keep the bits; what the target claims, unless given.
         variations: which to try.
+        seconds_max: or until so many seconds are over.
+        on_progress: hears of every walk.
         stopped: whether somebody wants an end; what was compared by then is told.
     """
     start = time.perf_counter()
     claimed = getattr(target, "repeats_bits", frozenset()) if bits is None else bits
     report = Variations(target=plans[0].target if plans else target.name, device=device, seed=seed)
+
+    def late() -> bool:
+        return seconds_max is not None and time.perf_counter() - start > seconds_max
+
+    def out_of_time() -> bool:
+        return stopped() or late()
+
     for number, trace in _histories(plans, seed, device):
-        if report.windows >= windows_max or stopped():
+        if report.windows >= windows_max or out_of_time():
             break
-        plain = testify(Varied(trace), target, oracle, stopped)
+        on_progress(report)
+        plain = testify(Varied(trace), target, oracle, out_of_time)
         report.windows += plain.windows
         report.histories += plain.complete
         if plain.mismatches:
             _found(report, "none", [Varied(trace)], plain.mismatches, target, run_dir)
             continue
         for variation, varied, retold in _retellings(variations, trace, target, seed, number):
-            if stopped():
+            if out_of_time():
                 break
-            other = testify(varied, retold, oracle, stopped)
+            on_progress(report)
+            other = testify(varied, retold, oracle, out_of_time)
             report.windows += other.windows
             if not (other.complete or other.mismatches):
                 break
@@ -249,9 +262,11 @@ def vary(
                     pair = [Varied(trace), varied]
                     _found(report, variation.name, pair, [mismatch], target, run_dir)
     report.seconds = round(time.perf_counter() - start, 3)
+    asked = f"{len(report.judged)} of {len(variations)} variations were judged"
     if stopped():
-        asked = f"{len(report.judged)} of {len(variations)} variations were judged"
         report.inconclusive.append(f"stopped by hand: {asked}")
+    elif late() and len(report.judged) < len(variations):
+        report.inconclusive.append(f"the time was over: {asked}: give it more")
     elif not report.judged and not report.findings:
         report.inconclusive.append("no history could be varied on this target")
     return report

@@ -322,6 +322,23 @@ class TestStopping:
         assert capsys.readouterr().err.strip() == "ringfold: stopped"
 
 
+def test_when_its_time_is_over_it_says_what_was_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without time is no verdict; one with enough of it is."""
+    given = ["vary", "sim", "--run-dir", str(tmp_path), "--json", "--max-windows", "1"]
+
+    code = cli.app([*given, "--max-time", "0"], standalone_mode=False)
+    report = json.loads(capsys.readouterr().out)
+
+    assert code == INCONCLUSIVE
+    assert report["judged"] == {}
+    assert report["inconclusive"] == [
+        f"the time was over: 0 of {len(CHEAP)} variations were judged: give it more"
+    ]
+    assert cli.app([*given, "--max-time", "1000"], standalone_mode=False) == AGREE
+
+
 def test_a_target_that_nothing_is_told_to_is_not_acquitted() -> None:
     """Without a configuration that it takes, nothing was judged, and that is said."""
     report = vary([], resolve("sim"), 0, 100)
