@@ -139,13 +139,10 @@ def fuzz(
 
 
 def _so_far(report: Report, windows: int, elapsed: float) -> str:
-    if elapsed:
-        found = f"{report.mismatches} histories with a mismatch"
-        return f"{windows} row-windows, {windows / elapsed:.0f} a second, {found}"
-    if report.device == "cpu":
-        return "starting"
-    compiled = sum(tally.compile_seconds > 0 for tally in report.configurations)
-    return f"{compiled} of {len(report.configurations)} configurations compiled"
+    if not elapsed:
+        return report.preparing()
+    found = f"{report.mismatches} histories with a mismatch"
+    return f"{windows} row-windows, {windows / elapsed:.0f} a second, {found}"
 
 
 def _engine_of(text: str) -> Engine:

@@ -262,14 +262,19 @@ def vary(
                     pair = [Varied(trace), varied]
                     _found(report, variation.name, pair, [mismatch], target, run_dir)
     report.seconds = round(time.perf_counter() - start, 3)
-    asked = f"{len(report.judged)} of {len(variations)} variations were judged"
-    if stopped():
-        report.inconclusive.append(f"stopped by hand: {asked}")
-    elif late() and len(report.judged) < len(variations):
-        report.inconclusive.append(f"the time was over: {asked}: give it more")
-    elif not report.judged and not report.findings:
-        report.inconclusive.append("no history could be varied on this target")
+    report.inconclusive += _open_question(report, len(variations), stopped(), late())
     return report
+
+
+def _open_question(report: Variations, asked: int, stopped: bool, late: bool) -> Iterator[str]:
+    """Why the run proves less than it was asked to."""
+    judged = f"{len(report.judged)} of {asked} variations were judged"
+    if stopped:
+        yield f"stopped by hand: {judged}"
+    elif late and len(report.judged) < asked:
+        yield f"the time was over: {judged}: give it more"
+    elif not report.judged and not report.findings:
+        yield "no history could be varied on this target"
 
 
 def _histories(plans: Sequence[Plan], seed: int, device: Device) -> Iterator[tuple[int, Trace]]:

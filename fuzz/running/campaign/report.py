@@ -115,6 +115,13 @@ class Report(msgspec.Struct):
         self.elapsed = round(elapsed, 3)
         self.rate = round(self.windows / self.elapsed, 1) if self.elapsed else 0.0
 
+    def preparing(self) -> str:
+        """How far it is before the first window."""
+        if self.device == "cpu":
+            return "building targets"
+        count = sum(tally.compile_seconds > 0 for tally in self.configurations)
+        return f"{count} of {len(self.configurations)} configurations compiled"
+
     def conclude(self, plans: Sequence[Plan], telling: float, first: bool = False) -> None:
         """Say what the run leaves open.
 

@@ -205,7 +205,8 @@ class Campaign(Crew):
 
     def interrupted(self) -> None:
         """Keep what the workers have found by now."""
-        self.report.inconclusive.append("stopped by hand")
+        early = f" before the first window ({self.report.preparing()})"
+        self.report.inconclusive.append("stopped by hand" + early * (not self.clock.elapsed()))
         self.stop_workers()
         while self.flying:
             _, future = self.flying[0]

@@ -175,6 +175,20 @@ def test_with_the_first_failure_it_stops(tmp_path: Path) -> None:
     assert one.findings[0].digest == three.findings[0].digest
 
 
+def test_who_stops_it_early_hears_how_far_it_was(tmp_path: Path) -> None:
+    """On a GPU by then some configurations were compiled; nothing had been walked."""
+    made = plans(resolve("sim"), "cpu")[:2]
+    early = Campaign(made, "cpu", 0, Budget(None, None), tmp_path, 1)
+    early.report.device = "cuda"
+    early.report.configurations[0].compile_seconds = 3.5
+    with early.workers:
+        early.interrupted()
+
+    assert early.report.inconclusive == [
+        "stopped by hand before the first window (1 of 2 configurations compiled)"
+    ]
+
+
 STARTED: list[subprocess.Popen[str]] = []
 
 
