@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ringfold.kernels.overlap import HOPPER, generation
 
-READ_IN = ("3.6", "3.7")
+READ_IN = ("3.6", "3.7", "3.8", "3.9")
 """Releases of Triton in whose compiled code the layouts below were read."""
 
 

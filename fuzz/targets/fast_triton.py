@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import triton
 import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
@@ -71,6 +72,8 @@ def _stands_in_for(
 def standing_in(chosen: list[StandIn]) -> Iterator[None]:
     """Seat the `chosen` stand-ins, and patch the language once for all launches.
 
+    Masks are made bool where Triton's own loads and stores take no others.
+
     NumPy is silent about overflow and NaN during a launch: what comes out is judged, and a GPU
     would say nothing either.
     """
@@ -83,6 +86,11 @@ def standing_in(chosen: list[StandIn]) -> Iterator[None]:
     with ExitStack() as seated:
         interpreter.GridExecutor.__call__ = quiet_launch
         seated.callback(setattr, interpreter.GridExecutor, "__call__", launch)
+        if BOOL_MASKS_ALONE:
+            for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+                stock = getattr(interpreter.InterpreterBuilder, name)
+                setattr(interpreter.InterpreterBuilder, name, _with_bool_mask(stock, place))
+                seated.callback(setattr, interpreter.InterpreterBuilder, name, stock)
         for one in chosen:
             setattr(one.owner, one.name, one.function)
             seated.callback(setattr, one.owner, one.name, one.stock)
@@ -91,6 +99,22 @@ def standing_in(chosen: list[StandIn]) -> Iterator[None]:
             seen = FunctionType((lambda: None).__code__, {"tl": tl, "core": core})
             seated.callback(_stock_patch_lang(seen).restore)
         yield
+
+
+BOOL_MASKS_ALONE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+"""Triton's interpreter says that the comparison of two scalars has their type, so that what it is
+broadcast to is a tensor of integers, and so is a mask of which it is a part. A GPU takes it; up to
+3.8 so did the interpreter, and 3.9.0 raises `mask has unsupported dtype`."""
+
+
+def _with_bool_mask(stock: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def access(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mask = args[place]
+        if mask.data.dtype != np.bool_:
+            mask = interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
+        return stock(self, *args[:place], mask, *args[place + 1 :], **kwargs)
+
+    return access
 
 
 # --------------------------------------------------------------------------- launches and calls
@@ -209,6 +233,8 @@ _stock_broadcast = TritonSemantic.broadcast_impl_value
     TritonSemantic,
     "binary_op_sanitize_overflow_impl",
     "b62eab09d2b0",
+    "8ecb23553fd0",
+    "bb804ef3a678",
     relied_on=(TritonSemantic.device_assert,),  # which does nothing unless debugging
 )
 def _binary_op_sanitize_overflow_impl(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
@@ -217,7 +243,9 @@ def _binary_op_sanitize_overflow_impl(self: Any, lhs: Any, rhs: Any, binary_op: 
         _stock_sanitize(self, lhs, rhs, binary_op)
 
 
-@_stands_in_for(TritonSemantic, "broadcast_impl_value", "9b7949138c0d")
+@_stands_in_for(
+    TritonSemantic, "broadcast_impl_value", "9b7949138c0d", "4217098736a2", "90c3a175f679"
+)
 def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Triton walks along both shapes each time; what two shapes make is looked up here."""
     # Scalars have no `dims`; neither has a block type that was built before this stood in.

@@ -123,7 +123,7 @@ def _seat(stack: ExitStack) -> None:
 def _warn(what: str) -> None:
     warnings.warn(
         f"{what}; they stay in place: results are the same, but slower. "
-        "Known are Triton 3.6.0 and 3.7.1",
+        "Known are Triton 3.6.0, 3.7.1, 3.8.0 and 3.9.0",
         SlowInterpreterWarning,
         stacklevel=5,
     )
