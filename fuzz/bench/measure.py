@@ -7,16 +7,16 @@ Kernels are compiled beforehand, in processes of their own.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
-from typing import TYPE_CHECKING, Final, NamedTuple
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringfold.fuzz.bench.case import Case
 from ringfold.fuzz.bench.report import Bandwidth
 from ringfold.fuzz.bench.steady import Steady, Work, seat
+from ringfold.fuzz.running.watch import Watch
+from ringfold.fuzz.running.workers import Workers
 from ringfold.fuzz.target import Device, RefusedError, Target
 from ringfold.fuzz.targets.registry import resolve
 
@@ -26,20 +26,38 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS: Final = 0.004
 """How long a sample lasts at least: thousands of times the resolution of a device's events."""
 
+POLL_SECONDS: Final = 0.2
+
 SETTLING: Final = 2
 """Replays before the first sample: rows that were seated together drift apart."""
 
 
 def compile_all(
-    jobs: Sequence[tuple[str, Case]], workers: int, device: Device = "cuda"
+    jobs: Sequence[tuple[str, Case]],
+    workers: int,
+    device: Device = "cuda",
+    on_compiled: Callable[[int], Any] = lambda count: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[tuple[str, Case], str]:
-    """Compile what each (target, case) launches into Triton's cache; returns what went wrong."""
+    """Compile what each (target, case) launches into Triton's cache; returns what went wrong.
+
+    `on_compiled` hears how many are done, often; once `stopped`, what is under way is dropped.
+    """
     if not jobs:
         return {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        problems = pool.map(_compile, *zip(*jobs, strict=True), repeat(device))
-        return {job: problem for job, problem in zip(jobs, problems, strict=True) if problem}
+    with Workers(min(workers, len(jobs)), _begin) as crew:
+        futures = {job: crew.submit(_compile, *job, device) for job in jobs}
+        while pending := [one for one in futures.values() if not one.done()]:
+            if stopped():
+                crew.end()
+                return {}
+            on_compiled(len(futures) - len(pending))
+            wait(pending, POLL_SECONDS)
+        return {job: problem for job, one in futures.items() if (problem := one.result())}
+
+
+def _begin(watch: Watch) -> None:
+    """There is nothing that a process needs for all it compiles."""
 
 
 def _compile(name: str, case: Case, device: Device) -> str:

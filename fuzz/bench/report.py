@@ -74,6 +74,8 @@ class Report(msgspec.Struct):
     bandwidth: Bandwidth | None
     measured: list[Measured]
     seconds: dict[str, float]
+    inconclusive: list[str] = []
+    """Why not everything was measured that was asked for."""
 
 
 def machine(device: Device, commit: str | None) -> dict[str, str]:

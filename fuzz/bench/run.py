@@ -68,8 +68,13 @@ class Bench:
             seconds={},
         )
 
-    def run(self, on_case: Callable[[Report, str], Any]) -> Report:
-        """Everything; `on_case` is told the report so far and what comes next."""
+    def run(
+        self, on_case: Callable[[Report, str], Any], stopped: Callable[[], bool] = lambda: False
+    ) -> Report:
+        """Everything; `on_case` is told the report so far and what comes next.
+
+        Once somebody has `stopped` it, it ends with the case that it is at.
+        """
         self.resolved = {name: resolve(name, self.device) for name in self.targets}
         for name, target in self.resolved.items():
             self.report.identities[name] = dict(target.identity())
@@ -79,10 +84,18 @@ class Bench:
             with self._counted("bandwidth"):
                 self.report.bandwidth = measure.bandwidth()
             with self._counted("compile"):
-                on_case(self.report, f"compiling {len(self.targets) * len(self.cases)} steps")
                 jobs = [(name, case) for case in self.cases for name in self.targets]
-                problems = measure.compile_all(jobs, self.options.workers)
+                problems = measure.compile_all(
+                    jobs,
+                    self.options.workers,
+                    on_compiled=lambda n: on_case(self.report, f"{n} of {len(jobs)} compiled"),
+                    stopped=stopped,
+                )
         for i, case in enumerate(self.cases):
+            if stopped():
+                asked = f"{i} of {len(self.cases)} cases were measured"
+                self.report.inconclusive.append(f"stopped by hand: {asked}")
+                break
             on_case(self.report, f"case {i + 1} of {len(self.cases)}: {case}")
             with self._counted("cases"):
                 self.report.measured.append(self._case(case, problems))

@@ -19,6 +19,7 @@ from ringfold.fuzz.commands.options import (
     device_of,
     dtype_of,
     geometry_of,
+    until_stopped,
     writable_file,
 )
 from ringfold.fuzz.console import AsJson, new_table, out, print_json, print_table, progress_display
@@ -97,7 +98,10 @@ def bench(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure verify and commit of a layer in the steady state, all peers in turn."""
+    """Measure verify and commit of a layer in the steady state, all peers in turn.
+
+    After Ctrl-C it tells what was measured by then.
+    """
     plots.require(plot)
     writable_file(save, "--save")
     if dry_run and plot is not None:
@@ -128,7 +132,7 @@ def bench(
     for case in chosen:
         case.setup("ring")  # refuses what no ring could be
     options = Options(steps, rounds, seed, workers or cores(), commit)
-    with progress_display() as progress:
+    with progress_display() as progress, until_stopped() as stopped:
         task = progress.add_task("starting", total=None)
 
         def on_case(report: Report, doing: str) -> None:
@@ -136,7 +140,9 @@ def bench(
             if save is not None:
                 write_json(save, report)
 
-        report = Bench(names, chosen, on, options, timed=not dry_run).run(on_case)
+        report = Bench(names, chosen, on, options, timed=not dry_run).run(on_case, stopped)
+    if stopped() and not report.measured:
+        raise KeyboardInterrupt  # nothing to tell yet
     if plot is not None:
         plots.bench(plot, report)
     if as_json:
@@ -150,7 +156,7 @@ def _verdict(report: Report) -> int:
     flags = [flag for one in report.measured for peer in one.peers for flag in peer.flags]
     if any(flag.startswith(WRONG) for flag in flags):
         return MISMATCH
-    return INCONCLUSIVE if flags else AGREE
+    return INCONCLUSIVE if flags or report.inconclusive else AGREE
 
 
 def _show(report: Report) -> None:
@@ -171,6 +177,8 @@ def _show(report: Report) -> None:
         for peer in one.peers:
             for flag in peer.flags:
                 out.print(f"{peer.target}, {one.case}: {flag}")
+    for reason in report.inconclusive:
+        out.print(f"inconclusive: {reason}")
     what = report.machine
     out.print()
     out.print(

@@ -104,7 +104,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(measure, "bandwidth", lambda: Bandwidth(4e12, 4.4e12))
-    monkeypatch.setattr(measure, "compile_all", lambda jobs, workers: {})
+    monkeypatch.setattr(measure, "compile_all", lambda jobs, workers, **_: {})
     monkeypatch.setattr(run, "COUNTED_ROWS", 2 * CASE.batch * STEPS)
     step = Steady.step
 
@@ -167,6 +167,31 @@ def test_a_peer_that_cannot_be_captured_is_left_out(
     assert without.samples_us == []
     assert without.flags[0].startswith("can't be captured in a graph: operation not permitted")
     assert len(with_times.samples_us) == 3
+
+
+def test_who_stops_it_gets_what_was_measured(card: Card) -> None:
+    """The case that it is at comes to its end, and the report says how many there are."""
+    told = list[str]()
+    asked = [CASE, msgspec.structs.replace(CASE, batch=1)]
+    bench = Bench(["triton"], asked, "cpu", Options(STEPS, rounds=3))
+
+    report = bench.run(lambda _, doing: told.append(doing), stopped=lambda: len(told) > 0)
+
+    assert [one.case for one in report.measured] == [CASE]
+    assert report.inconclusive == ["stopped by hand: 1 of 2 cases were measured"]
+
+
+def test_compiling_tells_how_far_it_is_and_stops_when_it_is_asked_to() -> None:
+    """In processes of its own; a target that is refused says why, beside the others."""
+    counts = list[int]()
+    jobs = [("triton", CASE), ("triton", msgspec.structs.replace(CASE, dtype="bfloat16"))]
+
+    problems = measure.compile_all(jobs, 2, "cpu", on_compiled=counts.append)
+
+    assert list(problems) == jobs[1:]
+    assert "bfloat16" in problems[jobs[1]]
+    assert counts[0] == 0
+    assert measure.compile_all(jobs, 2, "cpu", stopped=lambda: True) == {}
 
 
 def test_the_file_and_the_picture(card: Card, tmp_path: Path) -> None:
