@@ -96,6 +96,22 @@ def test_where_our_kernels_stand() -> None:
     assert first == compact_error
 
 
+def test_four_layers_in_turn() -> None:
+    """Medians and ratios, as for one."""
+    table = rows(page("kernels.md").partition("Four layers in turn")[2], "B | floor")
+    measured = report("bench-layers-h200.json")
+
+    assert [row[0] for row in table] == [str(one.case.batch) for one in measured.measured]
+    for row, one in zip(table, measured.measured, strict=True):
+        times = medians(one)
+        floor, ours, compact = times[0], times[4], times[3]
+        assert floor
+        assert ours
+        assert compact
+        assert one.case.layers == 4
+        assert all(map(shows, row[1:], [*times, ours / floor, ours / compact]))
+
+
 def test_the_sweeps() -> None:
     """Medians, ratios and shares of rows that fold, of a run that names its commit and day."""
     text, measured = page("bench.md"), report("sweep-h200.json")
@@ -146,27 +162,32 @@ def test_the_variants_of_the_kernels() -> None:
 def test_what_was_walked_beside() -> None:
     """Row-windows, comparisons of bits, the largest errors, and the steps of the protocol."""
     text = page("kernels.md")
-    (ours,) = (t for t in result("matrix-h200-1.json")["targets"] if t["name"] == "triton")
-    (theirs,) = (
-        t for t in result("matrix-h200-1.json")["targets"] if t["name"] == "sglang==0.5.16"
-    )
+    walked = [t for i in range(1, 6) for t in result(f"matrix-h200-{i}.json")["targets"]]
     seeds = result("seeds-h200.json")
-    small = sum(one["windows"] for one in ours["configurations"] if one["kind"] == "small")
-    bits = sum(one["compared"].get("exactness", 0) for one in ours["configurations"])
+    ours = [one for t in walked if t["name"] == "triton" for one in t["configurations"]]
+    theirs = [one for t in walked if t["name"] == "sglang==0.5.16" for one in t["configurations"]]
+    bits = sum(one["compared"].get("exactness", 0) for one in ours)
+    every = sum(one["windows"] for one in ours) + seeds["windows"]
 
-    def largest(target: dict[str, Any]) -> float:
-        return max(float(one["largest"].get("outputs", 0)) for one in target["configurations"])
+    def windows(kind: str) -> int:
+        return sum(one["windows"] for one in ours if one["kind"] == kind)
 
-    assert f"and {small:,} at H=1, HV=2, K=V=32" in text
+    def largest(configurations: list[dict[str, Any]]) -> float:
+        return max(float(one["largest"].get("outputs", 0)) for one in configurations)
+
+    assert all(one["windows"] >= 2000 for one in ours if one["kind"] == "pairwise")
+    assert f"{windows('server'):,} at the geometry of a server" in text
+    assert f"and {windows('small'):,} at H=1, HV=2, K=V=32" in text
     assert f"{seeds['windows']:,} more there from twenty seeds" in text
-    assert f"commit {seeds['machine']['commit']}): {ours['windows'] + seeds['windows']:,}" in text
+    assert f"commit {seeds['machine']['commit']}): {every:,} row-windows" in text
+    assert f"any of {every:,} row-windows" in page("planted.md")
     compared = f"{bits + seeds['compared']['exactness']:,} comparisons of "
     assert f"{compared}bits" in text
     assert f"{compared}folded checkpoints" in page("exactness.md")
     assert f"off by at most {largest(ours):.2f} of what is allowed" in text
     assert f"was by {largest(theirs):.2f} (" in text
     assert f"from the twenty seeds by {seeds['largest']['outputs']:.2f}." in text
-    assert seeds["mismatches"] == sum(one["mismatches"] for one in ours["configurations"]) == 0
+    assert seeds["mismatches"] == sum(one["mismatches"] for one in ours) == 0
     explored = result("explore-64-8-h200.json")
     assert f"L=64, T=8 ({explored['covered']:,} transitions)" in text
     for name in ("gpu-checks-h200.json", "explore-64-8-h200.json", "explore-16-4-h200.json"):
