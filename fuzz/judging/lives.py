@@ -214,15 +214,17 @@ class Lives(Differential):
         self.truth.free(request)
         self.judge.unproven.discard(request)
         stored = self.apart.pop(request, [])
-        if cut and not seat:
+        if tracked and not seat:
             self.ledger.free(request)
             return
         self.ledger.donate(request, prefix, seat)
         if not tracked:
             return
-        # The last, or if that lies in what was cut off one before it.
+        # The last, or if that lies in what was cut off, or was not told of, one before it.
         last = stored[-1]
-        may_be = [one for one in stored if one is last or last.behind < cut <= one.behind]
+        late = getattr(self.target, "tells_late", False)
+        older = late or last.behind < cut
+        may_be = [one for one in stored if one is last or (older and one.behind >= cut)]
         behind = seat.get("behind", last.behind)
         self.older.add(prefix)
         for one in may_be:

@@ -13,6 +13,7 @@
 | `sglang==VERSION+no-fusion` | the same compiled without contraction; families alike |
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
 | `sglang-pool==VERSION+tracks` | the same with an extra buffer: states stored apart |
+| `sglang-pool==VERSION+tracks+overlap` | the same: a plain step's result is processed late |
 | `sglang-pool==VERSION+graph` | the same, each step replayed from captured CUDA graphs |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import get_annotations
 from typing import Final, NamedTuple
 
@@ -53,6 +54,7 @@ TWIN: Final = "+twin"
 POOL: Final = "sglang-pool"
 TRACKS: Final = "+tracks"
 GRAPH: Final = "+graph"
+OVERLAP: Final = "+overlap"
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -282,11 +284,16 @@ def _sglang(name: str, device: Device) -> Target:
 
 
 def _pool(name: str, device: Device) -> Target:
-    tracks, graphs = name.endswith(TRACKS), name.endswith(GRAPH)
-    plain = name.removesuffix(TRACKS if tracks else GRAPH)
+    plain, driven = _plain(name, (TRACKS, GRAPH, OVERLAP))
+    tracks, graphs, overlaps = (flag in driven for flag in (TRACKS, GRAPH, OVERLAP))
     which = _parts(plain)[1]
-    if plain.endswith((TRACKS, GRAPH)):
+    if tracks and graphs:
         raise UnknownTargetError(f"target {name!r}: a commit that tracks is not captured; name one")
+    if overlaps and not tracks:
+        raise UnknownTargetError(
+            f"target {name!r}: without an extra buffer nothing depends on when a result is "
+            f"processed; name {plain}{TRACKS}{OVERLAP}"
+        )
     if graphs and device == "cpu":
         raise MissingTargetError(f"target {name!r} needs --device cuda: there are no graphs here")
     python = environments.interpreter(device)
@@ -296,17 +303,17 @@ def _pool(name: str, device: Device) -> Target:
 
     try:
         release = f"sglang{which}" if which else environments.installed(python)
-        return pool_of(release, name, device, tracks=tracks, graphs=graphs)
+        return pool_of(release, name, device, tracks=tracks, graphs=graphs, overlaps=overlaps)
     except CheckoutError as error:
         raise UnknownTargetError(f"target {name!r}: {error}") from None
     except AbsentError as error:
         raise MissingTargetError(f"target {name!r}: {error}") from None
 
 
-def _plain(name: str) -> tuple[str, set[str]]:
-    """The name without `SPLIT` and `NO_FUSION` at its end, and which of them were there."""
+def _plain(name: str, known: Sequence[str] = (SPLIT, NO_FUSION)) -> tuple[str, set[str]]:
+    """The name without those of `known` that are at its end, and which of them were there."""
     changes = set[str]()
-    while last := next((c for c in (SPLIT, NO_FUSION) if name.endswith(c)), ""):
+    while last := next((c for c in known if name.endswith(c)), ""):
         name = name.removesuffix(last)
         changes.add(last)
     return name, changes

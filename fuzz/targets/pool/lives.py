@@ -18,6 +18,7 @@ from ringfold.fuzz.targets.pool.requests import (
     new,
     prompt,
 )
+from ringfold.fuzz.targets.pool.results import Results
 from ringfold.fuzz.targets.pool.server import Server
 from ringfold.fuzz.targets.pool.tensors import indices, tensor
 from ringfold.fuzz.targets.standins import Loose
@@ -44,11 +45,14 @@ class Lives(Server):
         """The slot of what the prefix cache has of a request's prompt."""
         self.accepted: dict[int, int] = {}
         """How many tokens a request's last step brought, if that was a window."""
+        self.results = Results()
+        """Of plain steps, as far as they were not processed."""
 
     def admit(
         self, state: NDArray[Any], past: NDArray[Any] | None = None, *, request: int
     ) -> Message:
         """Allocate, clear as the forward pass of a prefill does, and write what prefill leaves."""
+        self.results.settle()
         made = new(request, self.prompt)
         self.prefixes.match(made)
         self._alloc(request, made)
@@ -64,6 +68,7 @@ class Lives(Server):
 
         This is what `match_prefix` prepares for a copy on write.
         """
+        self.results.settle()
         made = new(request, self.prompt)
         self.prefixes.match(made)
         slot = self.pool.mamba_allocator.alloc(1)
@@ -78,12 +83,13 @@ class Lives(Server):
 
         Those of a session's request are given back when the session is closed.
         """
+        ahead = self.results.finish(request)
         made = self._gone(request)
         if (session := made.session) is not None:
-            self.prefixes.end(made)
+            self.prefixes.end(made, ahead=ahead)
             sessions.close(self.prefixes.cache, session)
         elif made.rid in self.prefixes.prompts:
-            self.prefixes.end(made, insert=False)
+            self.prefixes.end(made, insert=False, ahead=ahead)
         else:
             self.pool.free_mamba_cache(made)
             self.pool.free(made)
@@ -98,6 +104,7 @@ class Lives(Server):
         fed, or of those whose state was stored apart; and how many of the request's lie behind it,
         if it ends with one of them.
         """
+        ahead = self.results.finish(request)
         seat, stored = self._places(request), self.stored.get(request)
         own, taken = self._slots(request), self.published.get(request)
         ends, stops = self.lengths[request], cut <= self.accepted.get(request, 0) - 2
@@ -105,7 +112,7 @@ class Lives(Server):
         sessions.leave(self.prefixes.cache, made)
         if cut:
             finish_early(made, ends[max(0, len(ends) - 1 - cut)], stops=stops)
-        count, kept = self.prefixes.finish(made, prefix)
+        count, kept = self.prefixes.finish(made, prefix, ahead=ahead)
         lacks = (count if stored is None else stored) - kept
         behind = len(ends) - 1 - ends.index(kept) if kept in ends else None
         free = set(self.pool.mamba_allocator.free_slots.tolist())
@@ -116,6 +123,7 @@ class Lives(Server):
 
     def hit(self, *, request: int, prefix: int) -> Message:
         """Begin with a prompt whose first tokens are a prefix that is kept."""
+        self.results.settle()
         tokens = self.prefixes.kept[prefix] + prompt(request, 1)
         made = new(request, tokens=tokens)
         self.prefixes.match(made)
@@ -129,10 +137,12 @@ class Lives(Server):
 
     def evict(self, *, prefix: int) -> None:
         """Have the prefix cache give a state up."""
+        self.results.settle(1)
         self.prefixes.evict(prefix)
 
     def save(self, *, request: int) -> None:
         """Retract to host memory: `Req.offload_kv_cache`, then give the seat back and forget it."""
+        self.results.settle()
         made = self.requests[request]
         sessions.leave(self.prefixes.cache, made)
         with shims.Copying():
@@ -143,6 +153,7 @@ class Lives(Server):
 
     def restore(self, *, request: int) -> Message:
         """Resume: match and allocate anew, then `Req.load_kv_cache`."""
+        self.results.settle()
         made = self.saved.pop(request)
         self.prefixes.match(made)
         self._alloc(request, made)

@@ -116,12 +116,15 @@ class Prefixes:
         if tokens is not None and tokens not in self.kept.values():
             self._give_up(tokens)
 
-    def end(self, request: Any, *, insert: bool = True) -> int:
-        """`release_kv_cache` of a request that has finished; returns how many tokens were fed."""
+    def end(self, request: Any, *, insert: bool = True, ahead: int = 0) -> int:
+        """`release_kv_cache` of a request that has finished; returns how many tokens were fed.
+
+        The last `ahead` of them are of steps whose results nobody will look at.
+        """
         from sglang.srt.managers.schedule_batch import FINISH_LENGTH, ReqKvInfo
         from sglang.srt.mem_cache.common import release_kv_cache
 
-        count = fed(request)
+        count = fed(request) + ahead
         self._name_places(request, count)
         if request.kv is None:
             given = {"kv_allocated_len": count, "swa_evicted_seqlen": 0}
@@ -132,12 +135,12 @@ class Prefixes:
         release_kv_cache(request, self.cache, **{flag: insert})
         return count
 
-    def finish(self, request: Any, prefix: int) -> tuple[int, int]:
+    def finish(self, request: Any, prefix: int, *, ahead: int) -> tuple[int, int]:
         """The same, for the sake of what is kept.
 
         Returns how many tokens were fed, and of how many of them the cache has a state.
         """
-        count = self.end(request)
+        count = self.end(request, ahead=ahead)
         tokens = (request.origin_input_ids + request.output_ids)[:count]
         kept = self._matched(tokens)
         if kept:

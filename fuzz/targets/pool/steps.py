@@ -16,7 +16,8 @@ from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.graphs import Graphs
 from ringfold.fuzz.targets.pool.lives import Lives
 from ringfold.fuzz.targets.pool.protocol import Message
-from ringfold.fuzz.targets.pool.requests import extend, fed, speak
+from ringfold.fuzz.targets.pool.requests import extend, fed
+from ringfold.fuzz.targets.pool.results import Step
 from ringfold.fuzz.targets.pool.tensors import bits, indices, tensor
 from ringfold.fuzz.targets.standins import Loose
 
@@ -44,6 +45,7 @@ class Pool(Lives):
         tokens: int,
     ) -> Message:
         """The forward pass of every layer on `rows`, then `padding` rows, of `tokens` each."""
+        self.results.settle()
         self.verified.update(rows)
         mode = self._mode("TARGET_VERIFY")
         batch = self._batch(rows, padding, mode, tokens)
@@ -64,24 +66,40 @@ class Pool(Lives):
         With an extra buffer those that it `stores` are as long as it takes for their token to end
         an interval. Returns where each of them is now, besides the outputs.
         """
+        self.results.settle(1)
         batch = self._batch(rows, padding, self._mode("DECODE"), 1)
         inputs, window = [mixed, a, b], self.setup["window"]
         if not self.setup["tracks"]:
             return self._forward(batch, window, inputs, padded=padding > 0)
-        requests, before = [self.requests[row] for row in rows], list[int]()
-        for row, request in zip(rows, requests, strict=True):
-            ends = 1 if row in stores else None
-            before.append(tracks.length(fed(request), 1, ends))
+        requests, before = [self.requests[row] for row in rows], self._lengths(rows, stores)
         ahead = tracks.name_ends(batch, requests, before, self.pool)
         done = self._forward(batch, window, inputs, padded=padding > 0)
-        for row, request, length in zip(rows, requests, before, strict=True):
-            speak(request, row, length, 1)
+        self.results.steps.append(Step(ahead, [*rows], before))
+        if not self.setup["overlaps"]:
+            self.results.settle()
+        for i, (row, length) in enumerate(zip(rows, before, strict=True)):
             self._lengthen(row, length, 1)
             if row in stores:
                 self.stored[row] = length + 1
                 self.given.pop(row, None)
-        tracks.note_decoded(ahead)
+                if self.setup["overlaps"]:  # whose result will say so
+                    self.given[row] = int(ahead.mamba_track_indices[i])
         return done._replace(fields={"seats": [self._places(row) for row in rows]})
+
+    def _lengths(self, rows: list[int], stores: list[int]) -> list[int]:
+        """How long each is before a plain step, by which those that it stores end an interval."""
+        if any(step.ended(row) for step in self.results.steps for row in stores):
+            self.results.settle()  # no two steps in turn do
+        before = []
+        for row in rows:
+            last = next((step for step in self.results.steps if row in step.rows), None)
+            if last is None:
+                ends = 1 if row in stores else None
+                before.append(tracks.length(fed(self.requests[row]), 1, ends))
+            else:
+                before.append(last.follow(row, ends=row in stores))
+                self.lengths[row][-1] = before[-1]
+        return before
 
     def prefill(
         self,
@@ -101,6 +119,7 @@ class Pool(Lives):
         because another prompt shares these tokens, which the cache sees in multiples of a chunk.
         Returns where each request is now, besides the outputs.
         """
+        self.results.settle()
         before = [fed(self.requests[row]) for row in rows]
         before = [-(-n // CHUNK) * CHUNK if b else n for n, b in zip(before, branches, strict=True)]
         for row, length, count in zip(rows, lengths, before, strict=True):
@@ -152,6 +171,7 @@ class Pool(Lives):
 
     def idle(self) -> None:
         """The forward pass of a server that has nothing to do while its peers have."""
+        self.results.settle()
         batch = self._batch([], 0, self._mode("IDLE"), self.setup["window"])
         channels, heads = self.layers[0].conv_weights.shape[0], self.setup["value_heads"]
         layers = len(self.layers)

@@ -12,6 +12,9 @@ owns two more slots, in which a commit stores the state at an interval's end and
 its last whole chunk, in turn. That is what the cache keeps of a request, and it takes the latter as
 soon as it is there.
 
+`sglang-pool==VERSION+tracks+overlap` processes the result of a plain step as a server with
+overlapped scheduling does, when the next one is on its way.
+
 `sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
 
@@ -83,11 +86,18 @@ def worker_of(release: str, device: Device = "cpu") -> WorkerProcess:
 
 
 def pool_of(
-    release: str, name: str, device: Device = "cpu", *, tracks: bool = False, graphs: bool = False
+    release: str,
+    name: str,
+    device: Device = "cpu",
+    *,
+    tracks: bool = False,
+    graphs: bool = False,
+    overlaps: bool = False,
 ) -> SglangPool:
     """The pool of a release such as ``sglang==0.5.16``, not yet opened.
 
-    `tracks` asks for the one with an extra buffer, `graphs` for one whose steps are captured.
+    `tracks` asks for the one with an extra buffer, `overlaps` for one whose plain steps are
+    processed late besides, `graphs` for one whose steps are captured.
 
     Raises:
         WheelError: its wheel is not here, or it speaks no dialect that is known.
@@ -95,7 +105,16 @@ def pool_of(
     """
     dialect = Release(release).dialect
     worker = worker_of(release, device)
-    return SglangPool(release, name, dialect, worker, tracks=tracks, device=device, graphs=graphs)
+    return SglangPool(
+        release,
+        name,
+        dialect,
+        worker,
+        tracks=tracks,
+        device=device,
+        graphs=graphs,
+        overlaps=overlaps,
+    )
 
 
 OPERATIONS: Final = frozenset(
@@ -124,10 +143,11 @@ class SglangPool:
         tracks: bool = False,
         device: Device = "cpu",
         graphs: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
-        self.tracks, self.graphs = tracks, graphs
-        self.keeps_tracked = tracks
+        self.tracks, self.graphs, self.overlaps = tracks, graphs, overlaps
+        self.keeps_tracked, self.tells_late = tracks, overlaps
         self.tracked_chunk = CHUNK if tracks else None
         self.operations = OPERATIONS | TRACKING if tracks else OPERATIONS
         self.device = device
@@ -195,6 +215,7 @@ class SglangPool:
             "replay": self.pool == "replay",
             "tracks": self.tracks,
             "graphs": self.graphs,
+            "overlaps": self.overlaps,
             "width": weight.shape[-1],
             "buffers": [*views.NAMES[self.dialect.name].values()],
         }
@@ -240,7 +261,7 @@ class SglangPool:
         waiting = self._waiting(request)
         del self.seats[request]
         reply = self._ask("donate", request=request, prefix=prefix, cut=cut).fields
-        if cut:
+        if cut or self.overlaps:
             if reply["slot"] is None:
                 return {}
             if reply["behind"] is None:
@@ -369,6 +390,7 @@ class SglangPool:
             tracks=self.tracks,
             device=self.device,
             graphs=self.graphs,
+            overlaps=self.overlaps,
         )
 
     def captured(self) -> Mapping[str, Any]:

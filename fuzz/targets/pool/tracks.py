@@ -35,6 +35,17 @@ def length(fed: int, tokens: int, track: int | None) -> int:
     return fed if fed + tokens < end else end
 
 
+def followed(length: int, *, ended: bool, ends: bool) -> int:
+    """The next length that a request may have behind a step, if one more is on its way already.
+
+    An interval ends there if one `ended` with the step, and with the next one if that `ends` one:
+    not both can be.
+    """
+    if ends:
+        return -(-(length + 1) // INTERVAL) * INTERVAL - 1
+    return length + 2 if not ended and (length + 1) % INTERVAL == 0 else length
+
+
 def name_slots(batch: Any, places: Any) -> None:
     """What `prepare_mamba_track_for_verify` does where the extra buffer is on."""
     from sglang.srt.managers.schedule_batch import set_mamba_track_indices_from_reqs
@@ -67,13 +78,13 @@ def name_ends(batch: Any, requests: Sequence[Any], before: Sequence[int], pool: 
     """
     count, rows = len(requests), batch.batch_size
     lengths = torch.tensor([n + 1 for n in before] + [1] * (rows - count))
-    ends = lengths % INTERVAL == 0
+    ends = _end(lengths)
     scheduled: Any = Loose(
         reqs=list(requests),
         req_to_token_pool=pool,
         seq_lens_cpu=lengths[:count],
         mamba_track_mask_cpu=ends[:count].tolist(),
-        mamba_track_mask_next_cpu=((lengths + 1) % INTERVAL == 0)[:count].tolist(),
+        mamba_track_mask_next_cpu=_end(lengths + 1)[:count].tolist(),
         tree_cache=Loose(page_size=1),
         spec_algorithm=Loose(is_none=lambda: True),
     )
@@ -89,8 +100,18 @@ def name_ends(batch: Any, requests: Sequence[Any], before: Sequence[int], pool: 
     return scheduled
 
 
-def note_decoded(batch: Any) -> None:
-    """What the scheduler makes of such a step's result, before the next one is prepared."""
+def lengthen(batch: Any, i: int, length: int) -> None:
+    """Have row `i` of a step that was prepared so be so long behind it."""
+    batch.seq_lens_cpu[i] = length
+    batch.mamba_track_mask_next_cpu[i] = bool(_end(length + 1))
+
+
+def _end(lengths: Any) -> Any:
+    return lengths % INTERVAL == 0
+
+
+def note_decoded(batch: Any, rows: Sequence[int]) -> None:
+    """What the scheduler makes of such a step's result, for these of its rows."""
     from sglang.srt.managers.scheduler_components import batch_result_processor
 
     processor = batch_result_processor.SchedulerBatchResultProcessor
@@ -102,7 +123,8 @@ def note_decoded(batch: Any) -> None:
     for name in ("_mamba_check_track_boundary", "_mamba_prefix_cache_update"):
         setattr(scheduler, name, partial(getattr(processor, name), scheduler))
     result = Loose()
-    for i, request in enumerate(batch.reqs):
+    for i in rows:
+        request = batch.reqs[i]
         processor._handle_finish_state_updated_req(scheduler, request, batch, result, i, None)
 
 
