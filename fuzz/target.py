@@ -189,6 +189,9 @@ class Target(Protocol):
     # (the dialect's `donates` says what of it). Returns where that lies now, as `seat` does, such
     # as {"slot": 3}; empty, if outside of what `views` shows.
     #
+    # One that owns `overlap` learns late what a plain step has stored, and may have kept a state
+    # that was stored before the last: it says so as below.
+    #
     # One that owns `cut` is also told how many of the last tokens the prefix's key lacks, if any,
     # and returns which it kept of the states that were stored apart: {"slot": 3, "behind": 2} is
     # the one two tokens before the request's end; empty, if none.

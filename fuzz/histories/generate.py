@@ -89,8 +89,8 @@ def history(
 def told(plan: Plan, payload: PayloadSpec, operations: Sequence[Operation]) -> Trace:
     """The trace of a story."""
     if plan.lockstep:
-        tracks = "track" in plan.operations
-        operations = in_lockstep(operations, plan.setup, tracks=tracks)
+        tracks, overlaps = (what in plan.operations for what in ("track", "overlap"))
+        operations = in_lockstep(operations, plan.setup, tracks=tracks, overlaps=overlaps)
     return Trace(
         setup=plan.setup,
         payload=payload,

@@ -43,9 +43,12 @@ UNREACHABLE: Final = frozenset(
 )
 """Situations of `ringfold.sim.situations` in which no server ever is."""
 
+BURST: Final = 4
+"""Plain steps in turn, at most, of a server that overlaps them."""
+
 
 def in_lockstep(
-    operations: Sequence[Operation], setup: Setup, *, tracks: bool = False
+    operations: Sequence[Operation], setup: Setup, *, tracks: bool = False, overlaps: bool = False
 ) -> tuple[Operation, ...]:
     """The same history with equal windows, each batch committed at once.
 
@@ -59,8 +62,11 @@ def in_lockstep(
     verifies once more, and some token that it keeps of this window is tracked. Whoever leaves one
     that lacks no more tokens than a window has stops within its last one: it verifies once more,
     and the last token of this window, behind the stop, is tracked.
+
+    If the server `overlaps` plain steps, whose results it processes one step late, a step is told
+    as one to four in turn, and each stores some other rows.
     """
-    server = _Server(setup, tracks=tracks)
+    server = _Server(setup, tracks=tracks, overlaps=overlaps)
     server.tag = max((getattr(operation, "tag", 0) for operation in _inside(operations)), default=0)
     return tuple(server.serve(operations))
 
@@ -76,8 +82,9 @@ def _inside(operations: Sequence[Operation]) -> Iterator[Operation]:
 class _Server:
     """Rewrites operations one by one, with an eye on who waits with records."""
 
-    def __init__(self, setup: Setup, *, tracks: bool = False) -> None:
-        self.setup, self.dialect, self.tracks = setup, DIALECTS[setup.dialect], tracks
+    def __init__(self, setup: Setup, *, tracks: bool = False, overlaps: bool = False) -> None:
+        self.setup, self.dialect = setup, DIALECTS[setup.dialect]
+        self.tracks, self.overlaps = tracks, overlaps
         self.tag = 0
         """The last that stands for a window."""
         self.protocol = protocol_of(setup)
@@ -117,6 +124,8 @@ class _Server:
                     yield from self._prefill(operation)
                 case Decode():
                     yield from self._decode(operation)
+                    if self.overlaps and self.drafts is None:
+                        yield from self._more(operation)
                 case Idle(rows=rows):
                     yield replace(operation, rows=min(rows, self.setup.slots - 1))
                 case Repeat():
@@ -261,6 +270,14 @@ class _Server:
             yield replace(decode, rows=rows, stores=stores)
             self.stored.update(stores)
             self.told |= after
+
+    def _more(self, decode: Decode) -> Iterator[Operation]:
+        """The same batch for up to three more steps, in which others end an interval."""
+        for _ in range(decode.tag % BURST):
+            self.tag += 1
+            real = [row for row in decode.rows if row is not None]
+            stores = tuple(row for i, row in enumerate(real) if (self.tag + i) % 3 == 0)
+            yield from self._decode(Decode(tag=self.tag, rows=decode.rows, stores=stores))
 
     def _prefill(self, prefill: Prefill) -> Iterator[Operation]:
         """What it folds goes on counting as waiting: a target need not own it."""

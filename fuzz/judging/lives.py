@@ -222,8 +222,7 @@ class Lives(Differential):
             return
         # The last, or if that lies in what was cut off, or was not told of, one before it.
         last = stored[-1]
-        late = getattr(self.target, "tells_late", False)
-        older = late or last.behind < cut
+        older = "overlap" in self.target.operations or last.behind < cut
         may_be = [one for one in stored if one is last or (older and one.behind >= cut)]
         behind = seat.get("behind", last.behind)
         self.older.add(prefix)

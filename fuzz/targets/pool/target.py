@@ -147,9 +147,11 @@ class SglangPool:
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.tracks, self.graphs, self.overlaps = tracks, graphs, overlaps
-        self.keeps_tracked, self.tells_late = tracks, overlaps
+        self.keeps_tracked = tracks
         self.tracked_chunk = CHUNK if tracks else None
         self.operations = OPERATIONS | TRACKING if tracks else OPERATIONS
+        if overlaps:
+            self.operations |= {"overlap"}
         self.device = device
         self.precision: Precision = IEEE
         known = _DIALECTS[dialect]
