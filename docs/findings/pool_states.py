@@ -30,6 +30,12 @@ Where what a model thinks is not kept (`--strip-thinking-cache`), a request whos
 thoughts finishes, and another one starts from its prompt: if all of that is kept, state and window
 should be those of the prompt, and its next outputs those of a request that has it. With an extra
 buffer the state of the first thought was tracked; without, the two were drafted, or decoded.
+Where nothing is drafted and scheduling overlaps, as is the default, a step's result is processed when
+the next one was launched, and before, if a prefill comes in between. A request finishes whose last
+step ended an interval, right before a prefill; another one finishes whose first step did, and whose
+last is followed by one more that does. Both steps are prepared by the release's `prepare_for_decode`
+and processed by its `_handle_finish_state_updated_req`. The state of the tokens that are kept should
+be the one that the request had behind them.
 With it a prompt of 64 tokens and one of 70 that begins like it are prefilled, in float16, and
 finish; both leave a prefix of 64 tokens. Those who begin from them should have the same state and
 the same window.
@@ -71,6 +77,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearA
 from sglang.srt.layers.attention.linear import utils as linear_utils
 from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import (
     FINISH_LENGTH,
     Req,
@@ -109,6 +116,8 @@ class OnCpu(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         kwargs.pop("pin_memory", None)
+        if function is torch.Tensor.pin_memory:
+            return args[0]
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         return function(*args, **kwargs)
@@ -163,16 +172,24 @@ for folder in ("fla", "linear"):  # a loop variable is a plain int in the interp
         )
         fold.range = lambda *bounds: map(Step, range(*(int(b) for b in bounds)))
 
-ARGUMENTS = ServerArgs(
-    model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1,
-    strip_thinking_cache=True,  # a request that thinks has `reasoning_tokens`
-)  # fmt: skip
-ARGUMENTS._mamba_cache_chunk_size = 64
-set_global_server_args_for_scheduler(ARGUMENTS)
+
+def publish(**more):
+    """Arguments as a scheduler has them, with a model that is never looked for."""
+    arguments = ServerArgs(
+        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1,
+        strip_thinking_cache=True,  # a request that thinks has `reasoning_tokens`
+        **more,
+    )  # fmt: skip
+    arguments._mamba_cache_chunk_size = 64
+    set_global_server_args_for_scheduler(arguments)
+    return arguments
+
+
+ARGUMENTS = publish()
 
 
 class Server:
-    def __init__(self, dtype=torch.float32, tracks=False, drafts=True):
+    def __init__(self, dtype=torch.float32, tracks=False, drafts=True, overlaps=False):
         self.dtype, self.tracks = dtype, tracks
         shape = Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=HV * V, n_groups=H, num_heads=HV, head_dim=V,
@@ -184,16 +201,18 @@ class Server:
         if drafts:
             replay = {next(f for f in flags if f in takes): True}
             replay |= {"speculative_num_draft_tokens": D, "speculative_eagle_topk": 1}
+        if overlaps:
+            replay = {}
         with OnCpu():
             self.pool = HybridReqToTokenPool(
-                size=3, mamba_size=6, mamba_spec_state_size=3, max_context_len=512, device="cpu",
+                size=3, mamba_size=9 if overlaps else 6, mamba_spec_state_size=3, max_context_len=1024, device="cpu",
                 enable_memory_saver=False, mamba_layer_ids=[0], enable_mamba_extra_buffer=tracks,
                 cache_params=Mamba2CacheParams(
                     shape=shape,
                     layers=[0],
                     dtype=Mamba2StateDType(conv=dtype, temporal=torch.float32),
                 ),
-                enable_overlap_schedule=False, linear_replayssm_cache_len=L, start_layer=0,
+                enable_overlap_schedule=overlaps, linear_replayssm_cache_len=L, start_layer=0,
                 **replay,
             )  # fmt: skip
         config = Namespace(hf_config=Qwen3NextConfig(), is_draft_model=False)
@@ -214,7 +233,7 @@ class Server:
             dt_bias=torch.randn(HV, generator=draw),
         )  # fmt: skip
         allocator = TokenToKVPoolAllocator(
-            512, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
+            2048, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
         )
         params = CacheInitParams(
             disable=False, req_to_token_pool=self.pool, token_to_kv_pool_allocator=allocator,
@@ -275,6 +294,40 @@ class Server:
         """One token, far from the track interval."""
         facts = {"seq_lens": torch.tensor([PROMPT]), "seq_lens_cpu": torch.tensor([PROMPT])}
         return self.forward(req, 1, seed, ForwardMode.DECODE, **facts)[1].flatten().clone()
+
+    def launch(self, req, length):
+        """One more token of a request that is so long without it, which is not looked at yet."""
+        lengths = torch.tensor([length])
+        batch = Namespace(
+            reqs=[req], seq_lens=lengths, seq_lens_cpu=lengths, orig_seq_lens=lengths,
+            req_pool_indices=torch.tensor([row_of(req)]), req_to_token_pool=self.pool, device="cpu",
+            spec_algorithm=Namespace(is_none=lambda: True), model_config=Namespace(),
+            sampling_info=Namespace(penalizer_orchestrator=Namespace()), enable_overlap=True,
+            tree_cache=Namespace(page_size=1),
+        )  # fmt: skip
+        with OnCpu():
+            ScheduleBatch.prepare_for_decode(batch)
+        for owner in (req, req.kv):
+            for field in ("kv_committed_len", "kv_allocated_len"):
+                if hasattr(owner, field):
+                    setattr(owner, field, length + 1)
+        tracks = {f: getattr(batch, f) for f in ("mamba_track_indices", "mamba_track_mask")}
+        facts = {"seq_lens": batch.seq_lens, "seq_lens_cpu": batch.seq_lens_cpu, **tracks}
+        self.forward(req, 1, length, ForwardMode.DECODE, **facts)
+        return batch
+
+    def process(self, batch, finishes=False):
+        """What the scheduler makes of a step's result, by which the request has one token more."""
+        (req,) = batch.reqs
+        length = int(batch.seq_lens_cpu[0])
+        prompt = len(req.origin_input_ids)
+        req.output_ids = array("q", range(prompt, length + 1))
+        if finishes:
+            self.place(req, int(getattr(req, "kv_committed_len", 0) or req.kv.kv_committed_len))
+            req.finished_reason = FINISH_LENGTH(length=length)
+        PROCESSOR._handle_finish_state_updated_req(
+            Scheduler(self.cache), req, batch, Namespace(), 0, None
+        )
 
     def prefill(self, req, seed, mode):
         """One token of it in a prefill batch."""
@@ -362,7 +415,8 @@ class Server:
         self.pool.alloc([req])
         req.load_kv_cache(self.pool, allocator)
 
-    def finish(self, req, length=PROMPT):
+    def place(self, req, length):
+        """Give keys and values of so many tokens a place."""
         places = self.allocator.alloc(length).to(torch.int32)
         self.pool.req_to_token[row_of(req), :length] = places
         if req.kv is None:
@@ -373,11 +427,27 @@ class Server:
             for field in ("kv_committed_len", "kv_allocated_len"):
                 if hasattr(owner, field):
                     setattr(owner, field, length)
+
+    def finish(self, req, length=PROMPT):
+        self.place(req, length)
         req.finished_reason = FINISH_LENGTH(length=length)
         named = inspect.signature(release_kv_cache).parameters
         release_kv_cache(
             req, self.cache, **{"checkpoint" if "checkpoint" in named else "is_insert": True}
         )
+
+
+class Scheduler:
+    """What processes results, by the release's functions; the rest it does is nothing."""
+
+    def __init__(self, cache):
+        self.tree_cache, self.server_args = cache, Namespace()
+
+    def __getattr__(self, name):
+        found = inspect.getattr_static(PROCESSOR, name, None)
+        if "mamba" not in name:
+            return nothing
+        return found.__func__ if isinstance(found, staticmethod) else found.__get__(self)
 
 
 def kept_of(req):
@@ -537,6 +607,32 @@ for tracks, drafts in ((True, True), (False, True), (False, False)):
     if kept == before:
         got, right = (server.step(req, seed=4, length=kept) for req in (heir, stays))
         print(f"  started from them: next outputs {difference(got, right)}")
+
+publish(mamba_radix_cache_strategy="extra_buffer")
+schedule_batch.alloc_for_decode = nothing  # places are given when a request finishes
+for prompt, last in ((INTERVAL - 2, INTERVAL), (INTERVAL - 1, 2 * INTERVAL - 1)):
+    server = Server(tracks=True, drafts=False, overlaps=True)
+    donor, waiting, states = server.prefilled(prompt), None, {}
+    for length in range(prompt, last + (last % INTERVAL != 0)):
+        launched = server.launch(donor, length)
+        states[length + 1] = [
+            s[:, slot_of(donor)].clone() for s in (server.states.temporal, server.states.conv[0])
+        ]
+        if waiting is not None:
+            server.process(waiting, finishes=length == last)
+        waiting = launched
+    if last % INTERVAL == 0:  # a prefill was launched in place of one more step
+        server.process(waiting, finishes=True)
+    heir = server.begin(array("q", range(last + 2)))
+    kept = kept_of(heir)
+    print(f"  overlapped, from {prompt} to {last} tokens: {kept} are kept")
+    if kept:
+        got = [s[:, slot_of(heir)] for s in (server.states.temporal, server.states.conv[0])]
+        whose = [n for n, own in states.items() if all(map(torch.equal, got, own))]
+        whose = f"that of {whose[0]}" if whose else "nobody's"
+        off = difference(got[0], states[kept][0]).replace("output", "number")
+        print(f"  their state is {whose}: {off}")
+publish()
 
 left = []
 for count in (CHUNK, CHUNK + 6):

@@ -243,6 +243,26 @@ def test_plain_decoding_is_a_window_of_one_where_records_wait() -> None:
     validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
 
 
+@pytest.mark.parametrize("dialect", ["fold-every-commit", "compact"])
+def test_overlapped_plain_steps_come_in_turn(dialect: str) -> None:
+    """As many as the ring has room for, if it counts them; other rows end an interval in each."""
+    setup = setup_of(dialect)
+    rows = (1, None, 0)
+    operations: list[Operation] = [
+        *(Admit(request=number, tag=number) for number in (0, 1)),
+        *(Decode(tag=tag, rows=rows, stores=(0,)) for tag in (4, 7, 10)),
+    ]
+
+    served = in_lockstep(operations, setup, tracks=True, overlaps=True)
+
+    validate(Trace(setup=setup, payload=PayloadSpec(1, "ordinary"), operations=served))
+    steps = [o for o in served if isinstance(o, Decode)]
+    assert served[2:] == tuple(o for o in served if isinstance(o, Decode | Verify | Commit))
+    assert [step.tag for step in steps[:2]] == [4, 7]  # a multiple of four goes by itself
+    assert {step.stores for step in steps} >= {(0,), (1,)}
+    assert len({step.tag for step in steps}) == len(steps) > 5
+
+
 def test_a_window_grows_as_far_as_there_is_room() -> None:
     """Seven records in a ring of eight leave room for one token until they are folded."""
     setup = setup_of("ring")

@@ -44,6 +44,7 @@ BACKEND: Final = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 BATCH: Final = "sglang.srt.managers.schedule_batch"
 MAMBA: Final = "sglang.srt.mem_cache.unified_cache.components.mamba"
 POOL: Final = "sglang.srt.mem_cache.memory_pool"
+RESULTS: Final = "sglang.srt.managers.scheduler_components.batch_result_processor"
 
 PLANTING: Final = """
 import importlib.abc, importlib.util, json, pathlib, sys
@@ -243,6 +244,28 @@ MambaAttnBackendBase._track_mamba_state_decode = all
         ("decode", "frame"),
     ),
 }
+LATE: Final = {
+    "a length counts the step that is on its way": Fault(
+        RESULTS,
+        """
+handle = SchedulerBatchResultProcessor._handle_finish_state_updated_req
+def longer(self, request, batch, result, i, *given):
+    handle(self, request, batch, result, i, *given)
+    if batch.mamba_track_mask_cpu[i]:
+        owner = request.kv if hasattr(request.kv, "mamba_last_track_seqlen") else request
+        owner.mamba_last_track_seqlen += (
+            request.decode_batch_idx - batch.mamba_decode_batch_idx_cpu[i]
+        )
+SchedulerBatchResultProcessor._handle_finish_state_updated_req = longer
+""",
+        ("donate", "state-local"),
+    ),
+    "slots take no turns": Fault(
+        POOL,
+        "HybridReqToTokenPool.get_mamba_ping_pong_other_idx = lambda self, index: index",
+        ("donate", "state-local"),
+    ),
+}
 CUT: Final = {
     "a key that ends early has the last state": Fault(
         MAMBA,
@@ -273,15 +296,22 @@ class Planted(NamedTuple):
     """The pool of a release with an extra buffer, in a process where faults can be planted."""
 
     target: SglangPool
+    late: SglangPool
+    """The same with overlapped steps."""
     where: Path
 
     def walk(
-        self, fault: Fault | None, operations: list[Operation], dtype: str, window: int = 2
+        self,
+        fault: Fault | None,
+        operations: list[Operation],
+        dtype: str,
+        window: int = 2,
+        late: bool = False,
     ) -> Verdict:
         """The verdict on a history."""
         told = None if fault is None else {"module": fault.module, "code": fault.code}
         self.where.write_text(json.dumps(told), encoding="utf-8")
-        return walked(self.target, operations, dtype, window)
+        return walked(self.late if late else self.target, operations, dtype, window)
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -300,7 +330,8 @@ def planted(
     with closing(worker):
         dialect = Release(release).dialect
         target = SglangPool(release, "planted", dialect, worker, tracks=True)
-        yield Planted(target, folder / "fault.json")
+        late = SglangPool(release, "planted", dialect, worker, tracks=True, overlaps=True)
+        yield Planted(target, late, folder / "fault.json")
 
 
 def drafted(tag: int, *rows: int, count: int = 2, track: int | None = None) -> list[Operation]:
@@ -388,6 +419,21 @@ def plainly() -> list[Operation]:
     ]
 
 
+def overlapped() -> list[Operation]:
+    """A request stores, goes on, and finishes when a step in which it stores is on its way."""
+    return [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Decode(tag=2, rows=(0, 1)),
+        Decode(tag=3, rows=(1, 0), stores=(1,)),
+        Decode(tag=4, rows=(0, 1)),
+        Decode(tag=5, rows=(0, 1), stores=(1,)),
+        Donate(request=1, prefix=0),
+        Hit(request=2, prefix=0),
+        Decode(tag=6, rows=(2, 0)),
+    ]
+
+
 def stops() -> list[Operation]:
     """The state that was stored last lies behind a stop, and the one before becomes a prefix."""
     return [
@@ -411,6 +457,7 @@ def test_where_nothing_is_planted_they_agree(planted: Planted) -> None:
         assert planted.walk(None, branches(), "float16").mismatches == []
         assert planted.walk(None, windows(), "float32").mismatches == []
         assert planted.walk(None, plainly(), "float32").mismatches == []
+        assert planted.walk(None, overlapped(), "float32", late=True).mismatches == []
         assert planted.walk(None, stops(), "float32", window=4).mismatches == []
         assert planted.walk(fault, windows(), "float32").mismatches != []
 
@@ -451,6 +498,16 @@ def test_faults_of_plain_steps_are_found(name: str, planted: Planted) -> None:
     """In the slots of the rows that are stored, and of those that are not."""
     fault = PLAIN[name]
     first = planted.walk(fault, plainly(), "float32").mismatches[0]
+
+    assert (first.kind, first.check) == fault.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LATE)
+def test_faults_of_overlapped_steps_are_found(name: str, planted: Planted) -> None:
+    """When the request finishes whose last result was not looked at."""
+    fault = LATE[name]
+    first = planted.walk(fault, overlapped(), "float32", late=True).mismatches[0]
 
     assert (first.kind, first.check) == fault.found
 
