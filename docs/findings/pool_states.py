@@ -36,6 +36,8 @@ step ended an interval, right before a prefill; another one finishes whose first
 last is followed by one more that does. Both steps are prepared by the release's `prepare_for_decode`
 and processed by its `_handle_finish_state_updated_req`. The state of the tokens that are kept should
 be the one that the request had behind them.
+With pages of 128 tokens (`--page-size`) a prompt of 130 is prefilled, in float16, and finishes. Who
+begins from the 128 tokens that are kept should have the state of a prompt of 128 tokens.
 With it a prompt of 64 tokens and one of 70 that begins like it are prefilled, in float16, and
 finish; both leave a prefix of 64 tokens. Those who begin from them should have the same state and
 the same window.
@@ -87,7 +89,7 @@ from sglang.srt.managers.schedule_batch import (
 )
 from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.mem_cache import registry
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
@@ -173,14 +175,14 @@ for folder in ("fla", "linear"):  # a loop variable is a plain int in the interp
         fold.range = lambda *bounds: map(Step, range(*(int(b) for b in bounds)))
 
 
-def publish(**more):
+def publish(page=1, **more):
     """Arguments as a scheduler has them, with a model that is never looked for."""
     arguments = ServerArgs(
-        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=1,
+        model_path="dummy", speculative_eagle_topk=1, linear_attn_backend="triton", page_size=page,
         strip_thinking_cache=True,  # a request that thinks has `reasoning_tokens`
         **more,
     )  # fmt: skip
-    arguments._mamba_cache_chunk_size = 64
+    arguments._mamba_cache_chunk_size = max(CHUNK, page)  # as they would say of that model
     set_global_server_args_for_scheduler(arguments)
     return arguments
 
@@ -189,8 +191,8 @@ ARGUMENTS = publish()
 
 
 class Server:
-    def __init__(self, dtype=torch.float32, tracks=False, drafts=True, overlaps=False):
-        self.dtype, self.tracks = dtype, tracks
+    def __init__(self, dtype=torch.float32, tracks=False, drafts=True, overlaps=False, page=1):
+        self.dtype, self.tracks, self.page = dtype, tracks, page
         shape = Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=HV * V, n_groups=H, num_heads=HV, head_dim=V,
             state_size=K, conv_kernel=4,
@@ -232,12 +234,14 @@ class Server:
             activation="silu", A_log=torch.full((HV,), -3.0),
             dt_bias=torch.randn(HV, generator=draw),
         )  # fmt: skip
-        allocator = TokenToKVPoolAllocator(
-            2048, torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False
-        )
+        given = (torch.float32, "cpu", Namespace(maybe_get_custom_mem_pool=lambda: None), False)
+        if page == 1:
+            allocator = TokenToKVPoolAllocator(2048, *given)
+        else:
+            allocator = PagedTokenToKVPoolAllocator(2048, page, *given)
         params = CacheInitParams(
             disable=False, req_to_token_pool=self.pool, token_to_kv_pool_allocator=allocator,
-            page_size=1, enable_mamba_extra_buffer=tracks,
+            page_size=page, enable_mamba_extra_buffer=tracks,
         )  # fmt: skip
         context = Namespace(params=params, server_args=ARGUMENTS, is_hybrid_ssm=True)
         context.disable_radix_cache = context.is_hybrid_swa = False
@@ -348,8 +352,9 @@ class Server:
             req.prefix_len, req.extend_end = 0, count
         config = Namespace(hf_text_config=Qwen3NextConfig())
         batch = Namespace(
-            req_to_token_pool=self.pool, tree_cache=Namespace(page_size=1), model_config=config
-        )
+            req_to_token_pool=self.pool, tree_cache=Namespace(page_size=self.page),
+            model_config=config,
+        )  # fmt: skip
         entry = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
         owner = req.kv if hasattr(req.kv, "mamba_ping_pong_track_buffer") else req
         slot = getattr(entry, "track_index", None)
@@ -417,8 +422,9 @@ class Server:
 
     def place(self, req, length):
         """Give keys and values of so many tokens a place."""
-        places = self.allocator.alloc(length).to(torch.int32)
-        self.pool.req_to_token[row_of(req), :length] = places
+        whole = -(-length // self.page) * self.page
+        places = self.allocator.alloc(whole).to(torch.int32)
+        self.pool.req_to_token[row_of(req), :whole] = places
         if req.kv is None:
             takes = inspect.signature(ReqKvInfo).parameters
             given = {"kv_allocated_len": length, "swa_evicted_seqlen": 0}
@@ -632,7 +638,24 @@ for prompt, last in ((INTERVAL - 2, INTERVAL), (INTERVAL - 1, 2 * INTERVAL - 1))
         whose = f"that of {whose[0]}" if whose else "nobody's"
         off = difference(got[0], states[kept][0]).replace("output", "number")
         print(f"  their state is {whose}: {off}")
+MOST, PAGE = 192, 128
+publish(PAGE)
+prefixes = {}
+for count in (CHUNK, PAGE, PAGE + 2):
+    server = Server(torch.float16, tracks=True, page=PAGE)
+    donor = server.prompted(count, seed=5)
+    own = server.states.temporal[:, slot_of(donor)].clone()
+    prefixes[count] = own
+    if count > PAGE:
+        server.finish(donor, count)
+        heir = server.begin(array("q", range(count + 1)))
+        got = server.states.temporal[:, slot_of(heir)]
+        right = difference(got, prefixes[PAGE]).replace("output", "number")
+        half = difference(got, prefixes[CHUNK]).replace("output", "number")
+        print(f"  pages of {PAGE}, a prompt of {count}: {kept_of(heir)} tokens are kept")
+        print(f"  their state is {right}; from that of {CHUNK} tokens it is {half}")
 publish()
+MOST = 128
 
 left = []
 for count in (CHUNK, CHUNK + 6):

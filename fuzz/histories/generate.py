@@ -90,7 +90,9 @@ def told(plan: Plan, payload: PayloadSpec, operations: Sequence[Operation]) -> T
     """The trace of a story."""
     if plan.lockstep:
         tracks, overlaps = (what in plan.operations for what in ("track", "overlap"))
-        operations = in_lockstep(operations, plan.setup, tracks=tracks, overlaps=overlaps)
+        operations = in_lockstep(
+            operations, plan.setup, tracks=tracks, overlaps=overlaps, chunk=plan.chunk
+        )
     return Trace(
         setup=plan.setup,
         payload=payload,

@@ -48,7 +48,12 @@ BURST: Final = 4
 
 
 def in_lockstep(
-    operations: Sequence[Operation], setup: Setup, *, tracks: bool = False, overlaps: bool = False
+    operations: Sequence[Operation],
+    setup: Setup,
+    *,
+    tracks: bool = False,
+    overlaps: bool = False,
+    chunk: int = CHUNK,
 ) -> tuple[Operation, ...]:
     """The same history with equal windows, each batch committed at once.
 
@@ -58,15 +63,15 @@ def in_lockstep(
     the fork is left out, with all that its request would do.
 
     With `tracks`, a prefix cache keeps what was stored apart last, by a commit that tracks or in a
-    long chunk of a prompt, and nothing else. So whoever leaves a prefix, and was never tracked,
-    verifies once more, and some token that it keeps of this window is tracked. Whoever leaves one
-    that lacks no more tokens than a window has stops within its last one: it verifies once more,
-    and the last token of this window, behind the stop, is tracked.
+    chunk of a prompt that is `chunk` tokens long or longer, and nothing else. So whoever leaves a
+    prefix, and was never tracked, verifies once more, and some token that it keeps of this window
+    is tracked. Whoever leaves one that lacks no more tokens than a window has stops within its last
+    one: it verifies once more, and the last token of this window, behind the stop, is tracked.
 
     If the server `overlaps` plain steps, whose results it processes one step late, a step is told
     as one to four in turn, and each stores some other rows.
     """
-    server = _Server(setup, tracks=tracks, overlaps=overlaps)
+    server = _Server(setup, tracks=tracks, overlaps=overlaps, chunk=chunk)
     server.tag = max((getattr(operation, "tag", 0) for operation in _inside(operations)), default=0)
     return tuple(server.serve(operations))
 
@@ -82,9 +87,9 @@ def _inside(operations: Sequence[Operation]) -> Iterator[Operation]:
 class _Server:
     """Rewrites operations one by one, with an eye on who waits with records."""
 
-    def __init__(self, setup: Setup, *, tracks: bool = False, overlaps: bool = False) -> None:
+    def __init__(self, setup: Setup, *, tracks: bool, overlaps: bool, chunk: int) -> None:
         self.setup, self.dialect = setup, DIALECTS[setup.dialect]
-        self.tracks, self.overlaps = tracks, overlaps
+        self.tracks, self.overlaps, self.chunk = tracks, overlaps, chunk
         self.tag = 0
         """The last that stands for a window."""
         self.protocol = protocol_of(setup)
@@ -289,7 +294,7 @@ class _Server:
             self.sessions |= turns
             self.verified -= turns
             if self.setup.dtypes.activation != "float32":  # no server's prompts are
-                long = {row for row, n in there if n >= CHUNK}
+                long = {row for row, n in there if n >= self.chunk}
                 self.stored |= long
                 self.prompted |= long - self.sessions
             branch = None if self.sessions.intersection(rows) else prefill.branch

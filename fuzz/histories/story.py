@@ -19,6 +19,7 @@ from ringfold.fuzz.histories.profiles import PROFILES
 from ringfold.fuzz.histories.steering import Unseen
 from ringfold.fuzz.histories.swarm import Temper
 from ringfold.fuzz.histories.trace import (
+    CHUNK,
     REQUEST_MAX,
     Admit,
     Commit,
@@ -68,6 +69,8 @@ class Plan(NamedTuple):
     """Row-windows after which this configuration has had its share; 0: never."""
     seed: int | None = None
     """Of its histories, where it is not the run's."""
+    chunk: int = CHUNK
+    """Tokens of a prompt that the target stores a state behind."""
 
 
 class Flight(NamedTuple):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ringfold.fuzz.histories.payload import Payload, load_tensors
 from ringfold.fuzz.histories.trace import (
+    CHUNK,
     Admit,
     Commit,
     Decode,
@@ -197,14 +198,14 @@ class Walk(Lives):
         rows, lengths = map(list, zip(*seated, strict=True))
         inputs = self._inputs(rows, lengths, operation.tag, operation.profile)
         window = self._window(rows, lengths, inputs)
-        branch = operation.branch
-        if branch is not None and "branch" not in self.target.operations:
+        # Of the last whole chunk, where a target stores that state apart, or at the branch.
+        chunk, branch = getattr(self.target, "tracked_chunk", None), operation.branch
+        owned = "branch" in self.target.operations
+        if branch is not None and (not owned or branch % (chunk or CHUNK)):
             self.skipped["branch"] += 1
             branch = None
         given = () if branch is None else (branch,)
         outputs = self._call(lambda target: target.prefill(rows, lengths, inputs, *given))
-        # Of the last whole chunk, where a target stores that state apart, or at the branch.
-        chunk = getattr(self.target, "tracked_chunk", None)
         counts = window.lengths // chunk * chunk if chunk else np.zeros_like(window.lengths)
         if branch is not None:
             counts = np.where(window.lengths > branch, branch, counts)

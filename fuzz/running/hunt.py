@@ -17,7 +17,7 @@ import msgspec
 from ringfold.fuzz.findings.failures import as_failure
 from ringfold.fuzz.histories.configurations import configurations
 from ringfold.fuzz.histories.story import Plan
-from ringfold.fuzz.histories.trace import Trace
+from ringfold.fuzz.histories.trace import CHUNK, Trace
 from ringfold.fuzz.judging.frame import Dead
 from ringfold.fuzz.judging.mismatch import Mismatch
 from ringfold.fuzz.judging.walk import Verdict, walk
@@ -99,6 +99,7 @@ def plans(
                 HORIZON_EMULATED if emulated else HORIZON[device],
                 lockstep,
                 quota,
+                chunk=getattr(target, "tracked_chunk", None) or CHUNK,
             )
         )
     return made

@@ -14,6 +14,7 @@
 | `sglang-pool==VERSION` | its own pool, backend and commit, in a process of their own |
 | `sglang-pool==VERSION+tracks` | the same with an extra buffer: states stored apart |
 | `sglang-pool==VERSION+tracks+overlap` | the same: a plain step's result is processed late |
+| `sglang-pool==VERSION+tracks+page=N` | the same with pages of N tokens |
 | `sglang-pool==VERSION+graph` | the same, each step replayed from captured CUDA graphs |
 | `sglang-snapshots==VERSION` | its recurrent verify, snapshots and their scatter |
 | `sglang-decode==VERSION` | its plain decoding from a ring |
@@ -55,6 +56,8 @@ POOL: Final = "sglang-pool"
 TRACKS: Final = "+tracks"
 GRAPH: Final = "+graph"
 OVERLAP: Final = "+overlap"
+PAGES: Final = {f"+page={n}": n for n in (2, 4, 8, 16, 32, 64, 128, 256)}
+"""A track interval of 256 tokens is made of whole pages."""
 
 ABOUT: Final = {
     "ring": "ring verify and exact fold",
@@ -284,7 +287,8 @@ def _sglang(name: str, device: Device) -> Target:
 
 
 def _pool(name: str, device: Device) -> Target:
-    plain, driven = _plain(name, (TRACKS, GRAPH, OVERLAP))
+    plain, driven = _plain(name, (TRACKS, GRAPH, OVERLAP, *PAGES))
+    pages = [PAGES[flag] for flag in driven & PAGES.keys()]
     tracks, graphs, overlaps = (flag in driven for flag in (TRACKS, GRAPH, OVERLAP))
     which = _parts(plain)[1]
     if tracks and graphs:
@@ -293,6 +297,11 @@ def _pool(name: str, device: Device) -> Target:
         raise UnknownTargetError(
             f"target {name!r}: without an extra buffer nothing depends on when a result is "
             f"processed; name {plain}{TRACKS}{OVERLAP}"
+        )
+    if "+page" in plain or len(pages) > 1 or (pages and not tracks):
+        raise UnknownTargetError(
+            f"target {name!r}: a page has {', '.join(map(str, PAGES.values()))} tokens where there "
+            f"is an extra buffer, and one elsewhere; name one, such as {TRACKS}+page=128"
         )
     if graphs and device == "cpu":
         raise MissingTargetError(f"target {name!r} needs --device cuda: there are no graphs here")
@@ -303,7 +312,15 @@ def _pool(name: str, device: Device) -> Target:
 
     try:
         release = f"sglang{which}" if which else environments.installed(python)
-        return pool_of(release, name, device, tracks=tracks, graphs=graphs, overlaps=overlaps)
+        return pool_of(
+            release,
+            name,
+            device,
+            tracks=tracks,
+            graphs=graphs,
+            overlaps=overlaps,
+            page=max([1, *pages]),
+        )
     except CheckoutError as error:
         raise UnknownTargetError(f"target {name!r}: {error}") from None
     except AbsentError as error:

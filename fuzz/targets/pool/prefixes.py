@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from ringfold.fuzz.targets.pool.arena import DEVICE
+from ringfold.fuzz.targets.pool.pages import PAGE, whole
 from ringfold.fuzz.targets.pool.requests import fed, holder, set_lengths
 from ringfold.fuzz.targets.standins import Loose
 
 LAST = 2**62
-"""A token that no prompt has, nor have those before it."""
+"""Tokens about it no prompt has."""
 TOKENS = 2**17
 """Places of the full attention's pool, which nothing here computes with; few are given back."""
 
@@ -29,17 +30,24 @@ class Prefixes:
 
     def __init__(self, pool: Any, arguments: Any, *, tracks: bool) -> None:
         from sglang.srt.mem_cache import registry
-        from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator import (
+            PagedTokenToKVPoolAllocator,
+            TokenToKVPoolAllocator,
+        )
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
         self.pool = pool
         full = Loose(maybe_get_custom_mem_pool=lambda: None)
-        self.allocator = TokenToKVPoolAllocator(TOKENS, torch.float32, DEVICE, full, False)
+        given = (torch.float32, DEVICE, full, False)
+        if PAGE > 1:
+            self.allocator = PagedTokenToKVPoolAllocator(TOKENS, PAGE, *given)
+        else:
+            self.allocator = TokenToKVPoolAllocator(TOKENS, *given)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
             token_to_kv_pool_allocator=self.allocator,
-            page_size=1,
+            page_size=PAGE,
             enable_mamba_extra_buffer=tracks,
         )
         self.cache = registry.default_radix_cache_factory(
@@ -92,7 +100,8 @@ class Prefixes:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        tokens = request.origin_input_ids[:count] + array("q", [LAST - int(request.rid)])
+        other = LAST - PAGE * int(request.rid)
+        tokens = request.origin_input_ids[:count] + array("q", range(other, other + PAGE))
         places, slot = self.allocator.alloc(len(tokens)), self.pool.mamba_allocator.alloc(1)
         key = RadixKey(tokens, None)
         self.cache.insert(InsertParams(key=key, value=places.to(torch.int64), mamba_value=slot))
@@ -183,8 +192,11 @@ class Prefixes:
         return int(found.device_prefix_len) if indices is None else len(indices)
 
     def _name_places(self, request: Any, count: int) -> None:
-        """Give its first `count` tokens places for keys and values, those that have none."""
-        have = self.named.get(request.rid, 0)
+        """Give its first `count` tokens places for keys and values, those that have none.
+
+        That is, to all pages that they are in.
+        """
+        have, count = self.named.get(request.rid, 0), whole(count)
         if count > have:
             row = holder(request, "req_pool_idx").req_pool_idx
             places = self.allocator.alloc(count - have).to(torch.int32)

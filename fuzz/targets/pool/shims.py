@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ringfold.fuzz.targets import standins
 from ringfold.fuzz.targets.pool.arena import DEVICE
+from ringfold.fuzz.targets.pool.pages import CHUNK, PAGE
 
 _forever = contextlib.ExitStack()
 
@@ -38,10 +39,10 @@ def publish_arguments() -> Any:
         model_path="dummy",
         speculative_eagle_topk=1,
         linear_attn_backend="triton",
-        page_size=1,
+        page_size=PAGE,
         strip_thinking_cache=True,  # of requests that think, and none does unless a trace says so
     )
-    arguments._mamba_cache_chunk_size = 64  # else later releases look for the model's configuration
+    arguments._mamba_cache_chunk_size = CHUNK  # else they look for the model's configuration
     set_global_server_args_for_scheduler(arguments)
     return arguments
 

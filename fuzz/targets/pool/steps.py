@@ -15,14 +15,12 @@ from ringfold.fuzz.targets.pool import shims, tracks
 from ringfold.fuzz.targets.pool.arena import DEVICE
 from ringfold.fuzz.targets.pool.graphs import Graphs
 from ringfold.fuzz.targets.pool.lives import Lives
+from ringfold.fuzz.targets.pool.pages import CHUNK, PAGE, whole
 from ringfold.fuzz.targets.pool.protocol import Message
 from ringfold.fuzz.targets.pool.requests import extend, fed
 from ringfold.fuzz.targets.pool.results import Step
 from ringfold.fuzz.targets.pool.tensors import bits, indices, tensor
 from ringfold.fuzz.targets.standins import Loose
-
-CHUNK = 64
-"""Tokens that a prefill's kernels work on at a time."""
 
 
 class Pool(Lives):
@@ -117,11 +115,14 @@ class Pool(Lives):
         Who has verified since its last one begins a turn of a session. With an extra buffer the
         state after so many tokens is `stored` apart, and the prefix cache takes it; of `branches`
         because another prompt shares these tokens, which the cache sees in multiples of a chunk.
+        They begin with a page, as a server's chunks do.
         Returns where each request is now, besides the outputs.
         """
         self.results.settle()
         before = [fed(self.requests[row]) for row in rows]
-        before = [-(-n // CHUNK) * CHUNK if b else n for n, b in zip(before, branches, strict=True)]
+        for i, (row, branch) in enumerate(zip(rows, branches, strict=True)):
+            if row not in self.verified:  # else it goes on behind its turn
+                before[i] = whole(before[i], CHUNK if branch else PAGE)
         for row, length, count in zip(rows, lengths, before, strict=True):
             if row in self.verified:
                 self._next_turn(row, length)
@@ -198,7 +199,7 @@ class Pool(Lives):
             reqs=[self.requests[request] for request in rows],
             req_to_token_pool=self.pool,
             seq_lens=torch.tensor(lengths, dtype=torch.int64, device=DEVICE),
-            tree_cache=Loose(page_size=1),
+            tree_cache=Loose(page_size=PAGE),
             spec_algorithm=Loose(is_none=lambda: False),
         )
 

@@ -15,6 +15,9 @@ soon as it is there.
 `sglang-pool==VERSION+tracks+overlap` processes the result of a plain step as a server with
 overlapped scheduling does, when the next one is on its way.
 
+`sglang-pool==VERSION+tracks+page=128` has pages of so many tokens, which are what a prefix cache
+keeps, and what prompts are tracked in if they are longer than a chunk.
+
 `sglang-pool==VERSION+graph`, on a GPU, replays captured CUDA graphs of the verify and the commit.
 """
 
@@ -64,22 +67,25 @@ _DIALECTS: Final = {
     dialect.name: dialect
     for dialect in (RING_DIALECT, FOLD_EVERY_COMMIT_DIALECT, COMPACT_DIALECT, SNAPSHOTS_DIALECT)
 }
-_workers: dict[tuple[str, Device], WorkerProcess] = {}
+_workers: dict[tuple[str, Device, int], WorkerProcess] = {}
 
 
-def worker_of(release: str, device: Device = "cpu") -> WorkerProcess:
+def worker_of(release: str, device: Device = "cpu", page: int = 1) -> WorkerProcess:
     """The process that serves this release, not yet started unless it was used before.
+
+    Its pools have pages of `page` tokens.
 
     Raises:
         WorkerError: there is no Python to import it with.
         WheelError: the release's wheel is not here.
     """
-    key = release, device
+    key = release, device, page
     if key not in _workers:
         python = environments.interpreter(device)
         if python is None:
             raise WorkerError(environments.lacking(release, device))
         variables = environments.variables(release, device=device)
+        variables["RINGFOLD_POOL_PAGE"] = str(page)
         _workers[key] = WorkerProcess(release, command(python, "pool.worker"), variables)
         atexit.register(_workers[key].close)
     return _workers[key]
@@ -93,18 +99,20 @@ def pool_of(
     tracks: bool = False,
     graphs: bool = False,
     overlaps: bool = False,
+    page: int = 1,
 ) -> SglangPool:
     """The pool of a release such as ``sglang==0.5.16``, not yet opened.
 
     `tracks` asks for the one with an extra buffer, `overlaps` for one whose plain steps are
-    processed late besides, `graphs` for one whose steps are captured.
+    processed late besides, `page` for pages of so many tokens, `graphs` for one whose steps are
+    captured.
 
     Raises:
         WheelError: its wheel is not here, or it speaks no dialect that is known.
         WorkerError: there is no environment.
     """
     dialect = Release(release).dialect
-    worker = worker_of(release, device)
+    worker = worker_of(release, device, page)
     return SglangPool(
         release,
         name,
@@ -114,6 +122,7 @@ def pool_of(
         device=device,
         graphs=graphs,
         overlaps=overlaps,
+        page=page,
     )
 
 
@@ -144,11 +153,13 @@ class SglangPool:
         device: Device = "cpu",
         graphs: bool = False,
         overlaps: bool = False,
+        page: int = 1,
     ) -> None:
         self.release, self.name, self.worker, self.pool = release, name, worker, pool
         self.tracks, self.graphs, self.overlaps = tracks, graphs, overlaps
+        self.page = page
         self.keeps_tracked = tracks
-        self.tracked_chunk = CHUNK if tracks else None
+        self.tracked_chunk = max(CHUNK, page) if tracks else None
         self.operations = OPERATIONS | TRACKING if tracks else OPERATIONS
         if overlaps:
             self.operations |= {"overlap"}
@@ -393,6 +404,7 @@ class SglangPool:
             device=self.device,
             graphs=self.graphs,
             overlaps=self.overlaps,
+            page=self.page,
         )
 
     def captured(self) -> Mapping[str, Any]:

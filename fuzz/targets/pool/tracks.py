@@ -17,6 +17,7 @@ import torch
 
 from ringfold.fuzz.targets.pool import shims
 from ringfold.fuzz.targets.pool.arena import DEVICE
+from ringfold.fuzz.targets.pool.pages import PAGE
 from ringfold.fuzz.targets.pool.requests import holder, set_lengths, speak
 from ringfold.fuzz.targets.standins import Loose
 
@@ -85,7 +86,7 @@ def name_ends(batch: Any, requests: Sequence[Any], before: Sequence[int], pool: 
         seq_lens_cpu=lengths[:count],
         mamba_track_mask_cpu=ends[:count].tolist(),
         mamba_track_mask_next_cpu=_end(lengths + 1)[:count].tolist(),
-        tree_cache=Loose(page_size=1),
+        tree_cache=Loose(page_size=PAGE),
         spec_algorithm=Loose(is_none=lambda: True),
     )
     name_slots(scheduled, batch.req_pool_indices[:count])
@@ -134,7 +135,7 @@ def name_chunks(batch: Any, requests: Sequence[Any], pool: Any, config: Any) -> 
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     scheduled = Loose(
-        req_to_token_pool=pool, tree_cache=Loose(page_size=1), model_config=config, reqs=requests
+        req_to_token_pool=pool, tree_cache=Loose(page_size=PAGE), model_config=config, reqs=requests
     )
     entries = [
         ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(scheduled, request)

@@ -263,6 +263,21 @@ def test_overlapped_plain_steps_come_in_turn(dialect: str) -> None:
     assert len({step.tag for step in steps}) == len(steps) > 5
 
 
+def test_a_prompt_that_fills_no_chunk_was_not_tracked() -> None:
+    """Whoever has such a prompt verifies before it leaves a prefix; a chunk may be a long page."""
+    dtypes = Dtypes("float16", "float16", "float32")
+    setup = replace(setup_of("compact"), dtypes=dtypes)
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Prefill(tag=1, rows=(0,), lengths=(100,)),
+        Donate(request=0, prefix=0),
+    ]
+
+    assert in_lockstep(operations, setup, tracks=True) == tuple(operations)
+    verified = in_lockstep(operations, setup, tracks=True, chunk=128)
+    assert [type(operation) for operation in verified] == [Admit, Prefill, Verify, Commit, Donate]
+
+
 def test_a_window_grows_as_far_as_there_is_room() -> None:
     """Seven records in a ring of eight leave room for one token until they are folded."""
     setup = setup_of("ring")

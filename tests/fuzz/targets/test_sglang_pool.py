@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ringfold.fuzz.histories.payload import Payload
 from ringfold.fuzz.histories.trace import (
@@ -367,6 +368,67 @@ def test_overlapped_plain_steps(version: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
+def test_pages_longer_than_a_chunk(version: str) -> None:
+    """Prompts are tracked page by page, and branch with one; windows and plain steps as ever.
+
+    A prompt that fills no page leaves nothing, so its request verifies once more before it does.
+    """
+    target = pool_of(version, "+tracks+page=128")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1, dead="garbage"),
+        Prefill(tag=2, rows=(0, 1), lengths=(70, 130), dead="garbage"),
+        Decode(tag=3, rows=(0, 1)),
+        Donate(request=1, prefix=0, dead="garbage"),
+        Hit(request=2, prefix=0),
+        Prefill(tag=4, rows=(2,), lengths=(192,), branch=128, dead="garbage"),
+        *drafted(5, 2, 0, 2, track=2, dead="garbage"),
+        Donate(request=0, prefix=1),
+        Evict(prefix=0, dead="garbage"),
+        Hit(request=3, prefix=1),
+        Decode(tag=6, rows=(3,), stores=(3,), dead="garbage"),
+        *drafted(7, 2, 2, 3, dead="garbage"),
+        Donate(request=2, prefix=2, dead="garbage"),
+        Hit(request=4, prefix=2),
+        *drafted(8, 2, 3, 4),
+        Free(request=3),
+        Free(request=4),
+        *(Admit(request=number, tag=number) for number in (13, 14)),
+    ]
+    trace = trace_of(target, operations, dtypes=Dtypes("float16", "float16", "float32"))
+
+    walked = walking.walk(replace(trace, payload=PayloadSpec(seed=3, profile="ordinary")), target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.23"])
+def test_short_pages(version: str) -> None:
+    """Chunks of 64 tokens are whole pages of 16; a branch at 64 is one too."""
+    target = pool_of(version, "+tracks+page=16")
+    operations: list[Operation] = [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(1, 0), lengths=(70, 130), branch=64, dead="garbage"),
+        Decode(tag=3, rows=(0, 1), stores=(1,)),
+        Donate(request=1, prefix=0, dead="garbage"),
+        Donate(request=0, prefix=1, dead="garbage"),
+        Hit(request=2, prefix=0),
+        Hit(request=3, prefix=1),
+        *drafted(4, 2, 3, 2, dead="garbage"),
+    ]
+    trace = trace_of(target, operations, dtypes=Dtypes("float16", "float16", "float32"))
+
+    walked = walking.walk(trace, target)
+
+    assert walked.mismatches == []
+    assert walked.skipped == {}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.23"])
 def test_who_keeps_less_than_is_tracked_keeps_what_was_stored(version: str) -> None:
     """Its length crosses no interval's end, so its tracking slots do not take turns."""
@@ -605,6 +667,9 @@ def test_without_its_environment_it_says_what_to_type(
         registry.resolve("sglang-pool==0.5.16+graph")
     with pytest.raises(UnknownTargetError, match=r"name sglang-pool==0\.5\.16\+tracks\+overlap"):
         registry.resolve("sglang-pool==0.5.16+overlap")
+    for driven in ("+page=128", "+tracks+page=100", "+tracks+page=16+page=32"):
+        with pytest.raises(UnknownTargetError, match="a page has 2, 4, 8, 16, 32, 64, 128, 256"):
+            registry.resolve(f"sglang-pool==0.5.16{driven}")
     with pytest.raises(UnknownTargetError, match="a commit that tracks is not captured"):
         registry.resolve("sglang-pool==0.5.16+graph+tracks")
     monkeypatch.setenv("RINGFOLD_POOL_PYTHON", sys.executable)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -258,12 +258,22 @@ def longer(self, request, batch, result, i, *given):
         )
 SchedulerBatchResultProcessor._handle_finish_state_updated_req = longer
 """,
-        ("donate", "state-local"),
+        ("donate", "crash"),
     ),
     "slots take no turns": Fault(
         POOL,
         "HybridReqToTokenPool.get_mamba_ping_pong_other_idx = lambda self, index: index",
         ("donate", "state-local"),
+    ),
+}
+PAGED: Final = {
+    "the state of a page is looked for where the kernels have that of a chunk": Fault(
+        BACKEND,
+        "MambaAttnBackendBase.mamba_chunk_size = property(lambda self: 128)",
+        ("prefill", "state-local"),
+    ),
+    "a prompt is tracked that fills a chunk and no page": Fault(
+        BATCH, "mamba_checkpoint_grid = lambda page: 64", ("prefill", "frame")
     ),
 }
 CUT: Final = {
@@ -307,11 +317,12 @@ class Planted(NamedTuple):
         dtype: str,
         window: int = 2,
         late: bool = False,
+        profile: str = "slow-decay",
     ) -> Verdict:
         """The verdict on a history."""
         told = None if fault is None else {"module": fault.module, "code": fault.code}
         self.where.write_text(json.dumps(told), encoding="utf-8")
-        return walked(self.late if late else self.target, operations, dtype, window)
+        return walked(self.late if late else self.target, operations, dtype, window, profile)
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -319,17 +330,29 @@ def planted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Planted]:
     """One process a release, for all faults; skips where it cannot run."""
-    version: str = request.param
+    with in_process_of(request.param, tmp_path_factory.mktemp("planted")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
+    """The same of the newest, with pages of 128 tokens."""
+    with in_process_of(RELEASES[-1], tmp_path_factory.mktemp("paged"), page=128) as made:
+        yield made
+
+
+@contextmanager
+def in_process_of(version: str, folder: Path, page: int = 1) -> Iterator[Planted]:
+    """A release's pools in a process of their own; skips where it cannot run."""
     release, environment = f"sglang=={version}", environments.find()
     if environment is None or wheels.find(release) is None:
         pytest.skip(f"type `ringfold targets add sglang-pool=={version}` (2 GB)")
-    folder = tmp_path_factory.mktemp(version)
     (folder / "sitecustomize.py").write_text(PLANTING, encoding="utf-8")
-    variables = environments.variables(release, folder)
+    variables = environments.variables(release, folder) | {"RINGFOLD_POOL_PAGE": str(page)}
     worker = WorkerProcess(release, command(environment.python, "pool.worker"), variables)
     with closing(worker):
         dialect = Release(release).dialect
-        target = SglangPool(release, "planted", dialect, worker, tracks=True)
+        target = SglangPool(release, "planted", dialect, worker, tracks=True, page=page)
         late = SglangPool(release, "planted", dialect, worker, tracks=True, overlaps=True)
         yield Planted(target, late, folder / "fault.json")
 
@@ -341,7 +364,9 @@ def drafted(tag: int, *rows: int, count: int = 2, track: int | None = None) -> l
     return [Verify(tag=tag, rows=rows, lengths=counts), commit]
 
 
-def walked(target: Any, operations: list[Operation], dtype: str, window: int) -> Verdict:
+def walked(
+    target: Any, operations: list[Operation], dtype: str, window: int, profile: str
+) -> Verdict:
     """The history's verdict."""
     setup = Setup(
         dialect=target.dialect.name,
@@ -354,7 +379,7 @@ def walked(target: Any, operations: list[Operation], dtype: str, window: int) ->
     )
     trace = Trace(
         setup=setup,
-        payload=PayloadSpec(seed=3, profile="slow-decay"),
+        payload=PayloadSpec(seed=3, profile=profile),
         operations=tuple(operations),
     )
     validate(trace)
@@ -416,6 +441,19 @@ def plainly() -> list[Operation]:
         Donate(request=1, prefix=0),
         Hit(request=2, prefix=0),
         Decode(tag=5, rows=(2, 0)),
+    ]
+
+
+def pages() -> list[Operation]:
+    """Two prompts, one of which fills a page; its prefix is given to another request."""
+    return [
+        Admit(request=0, tag=0),
+        Admit(request=1, tag=1),
+        Prefill(tag=2, rows=(0, 1), lengths=(70, 130)),
+        *drafted(3, 0, 1),
+        Donate(request=1, prefix=0),
+        Hit(request=2, prefix=0),
+        *drafted(4, 2, 0),
     ]
 
 
@@ -509,6 +547,21 @@ def test_faults_of_overlapped_steps_are_found(name: str, planted: Planted) -> No
     fault = LATE[name]
     first = planted.walk(fault, overlapped(), "float32", late=True).mismatches[0]
 
+    assert (first.kind, first.check) == fault.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGED)
+def test_faults_of_long_pages_are_found(name: str, paged: Planted) -> None:
+    """When the prompt is prefilled; without them nothing is.
+
+    Its numbers fade: what may be lost in a prompt of 128 tokens that keep is more than they are.
+    """
+    fault = PAGED[name]
+    sound = paged.walk(None, pages(), "float16", profile="ordinary")
+    first = paged.walk(fault, pages(), "float16", profile="ordinary").mismatches[0]
+
+    assert sound.mismatches == []
     assert (first.kind, first.check) == fault.found
 
 
