@@ -198,8 +198,8 @@ class Walk(Lives):
         rows, lengths = map(list, zip(*seated, strict=True))
         inputs = self._inputs(rows, lengths, operation.tag, operation.profile)
         window = self._window(rows, lengths, inputs)
-        # Of the last whole chunk, where a target stores that state apart, or at the branch: at the end
-        # of one, if they are longer than a trace takes them to be.
+        # Of the last whole chunk, where a target stores that state apart, or at the branch: where a
+        # chunk ends, if those are longer than a trace takes them to be.
         chunk, branch = getattr(self.target, "tracked_chunk", None), operation.branch
         owned = "branch" in self.target.operations
         if branch is not None and (not owned or branch % max(CHUNK, chunk or 0)):
