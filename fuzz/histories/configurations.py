@@ -114,11 +114,13 @@ def configurations(
         largest, crowded = [heads, dims, plain, *others], [heads, dims, plain, *others]
         if geometry is None:
             largest[:2], crowded[0] = LARGEST_ON_CPU[:2], MANY_ON_CPU
-        verifies = DIALECTS[dialect].verifies
-        if verifies and ring is window is None:
-            largest[2] = LARGEST_ON_CPU[2]
+        if ring is window is None:
+            longest, _ = LARGEST_ON_CPU[2]
+            largest[2] = LARGEST_ON_CPU[2] if DIALECTS[dialect].verifies else (longest, 1)
+        if not DIALECTS[dialect].bitwise_fold:
+            crowded[3] = parameters[3][-1]  # several heads whose records are rounded, early on
         # By then every ring has had its directed history, and a second layer was met.
-        combined[4:4] = [crowded, largest] if verifies else [largest]
+        combined[4:4] = [crowded, largest]
     setups, reason = [], ""
     for combination in combined:
         (H, HV), (K, V), (L, T), name, count, *narrow = combination

@@ -1,12 +1,13 @@
 """The directed history: every situation of a setup on purpose, by the shortest way there.
 
 Situations of a row come first, each by its shortest path from a reset; then those of a batch and of
-a slot's life; at last numbers at the edge of what a formula bears, and a bound that alone decides.
+a slot's life; at last numbers at the edge of what a formula bears, a bound that alone decides, and
+a large state that is erased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final
 
@@ -15,6 +16,7 @@ from ringfold.fuzz.histories.story import Plan
 from ringfold.fuzz.histories.trace import (
     Admit,
     Commit,
+    Decode,
     Donate,
     Evict,
     Fork,
@@ -27,6 +29,7 @@ from ringfold.fuzz.histories.trace import (
     Save,
     Verify,
 )
+from ringfold.fuzz.judging.frame import Dead
 from ringfold.sim.cursors import committed, reachable
 from ringfold.sim.dialects import DIALECTS, protocol_of
 from ringfold.sim.setup import Setup
@@ -91,8 +94,9 @@ def directed(plan: Plan) -> Iterator[Operation]:
     yield from two_lives(plan, requests, tags)
     if plan.setup.slots > 3:
         yield from _travels(plan, requests, tags)
-    yield from _extremes(plan, requests, tags)
+    yield from extremes(plan, requests, tags)
     yield from _tightened(plan, requests, tags)
+    yield from erased(plan, requests, tags)
 
 
 def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
@@ -101,6 +105,8 @@ def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
     Their gates are ordinary: what slow ones would hide from a check of outputs shows here. Dead
     memory is finite: who writes where NaN was, from NaN, changes nothing that a frame could see.
     """
+    if "verify" not in plan.operations:
+        return
     T, first = plan.setup.window, next(requests)
     idle = [Idle(rows=2)] if "idle" in plan.operations else []
     yield Admit(request=first, tag=next(tags), dead="garbage")
@@ -132,56 +138,75 @@ def two_lives(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
 def many_rows(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
     """More rows at once than a kernel may treat alike, until all have folded and been read again.
 
-    They fold one after the other, since every second keeps one token of its first window; windows
-    of one token lie between longer ones. At last half of them stand behind `PADDED` rows of
-    padding, as in a captured graph.
+    They fold one after the other, since every second keeps one token of its first window, or where
+    nothing is drafted sits the first step out; windows of one token lie between longer ones. At
+    last half of them stand behind `PADDED` rows of padding, as in a captured graph.
     """
     if plan.rows < MANY:
         return
     T, many = plan.setup.window, [next(requests) for _ in range(MANY)]
-    steps = 2 + plan.setup.ring // T
+    steps, verifies = 2 + plan.setup.ring // T, "verify" in plan.operations
     for request in many:
         yield Admit(request=request, tag=next(tags), dead="nan" if request == many[-1] else "leave")
     for step in range(steps):
-        tag = next(tags)
         rows: list[int | None] = [*many]
         lengths = [1 if (row + step) % 5 == 4 else T for row in range(MANY)]
         kept = [1 if step == 0 and row % 2 else n for row, n in enumerate(lengths)]
         accepted: list[int | None] = [*kept]
+        if step == 0 and not verifies:
+            rows[1::2] = accepted[1::2] = [None] * (MANY // 2)
         if step == steps - 1:
             at = slice(MANY // 2, MANY // 2)
             rows[at], lengths[at], accepted[at] = [None] * PADDED, [1] * PADDED, [None] * PADDED
-        yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), profile=GATED, dead="nan")
-        yield Commit(tag=tag, accepted=tuple(accepted), dead="nan")
+        yield from _step(plan, next(tags), rows, lengths, accepted, GATED, "nan")
     for request in many:
         yield Free(request=request)
 
 
 def erased(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
-    """A large state is folded, forgotten in one token, and asked for by another.
+    """A large state is folded, forgotten in one window, asked for by others and folded once more.
 
-    Of what was as large as numbers get, a decay that is stopped short of zero leaves much.
+    Of what was as large as numbers get, a decay that is stopped short of zero leaves much: behind
+    the window that forgets in what outputs see, and at the next fold in the state.
     """
-    if "place" not in plan.operations or not DIALECTS[plan.setup.dialect].has_ring:
+    setup, protocol = plan.setup, protocol_of(plan.setup)
+    L, T = setup.ring, setup.window
+    if "place" not in plan.operations or not DIALECTS[setup.dialect].has_ring:
         return
-    every = reachable(plan.setup.ring, plan.setup.window, protocol_of(plan.setup))
-    due = min((t.before for t in every.transitions if t.before.is_flush), default=None)
-    if due is None or due.write_pos == 0:
+    whole = [t for t in reachable(L, T, protocol).transitions if t.length == t.accepted == T]
+    due = [t.before for t in whole if protocol.folded(t.before, T, L, T)]
+    if not due:
         return
+    most = max(due, key=lambda cursors: cursors.write_pos)
     request = next(requests)
     yield Place(
         request=request,
         tag=next(tags),
-        base=due.cache_base,
-        records=due.write_pos,
-        flush=True,
+        base=most.cache_base,
+        records=most.write_pos,
+        flush=bool(most.is_flush),
         profile="large",
     )
-    for profile in (FAST, None):
-        tag = next(tags)
-        yield Verify(tag=tag, rows=(request,), lengths=(1,), profile=profile)
-        yield Commit(tag=tag, accepted=(1,))
+    for profile in ("large", FAST, *[None] * (1 + L // T)):
+        yield from _step(plan, next(tags), [request], [T], [T], profile)
     yield Free(request=request)
+
+
+def _step(
+    plan: Plan,
+    tag: int,
+    rows: Sequence[int | None],
+    lengths: Sequence[int],
+    accepted: Sequence[int | None],
+    profile: str | None,
+    dead: Dead = "leave",
+) -> Iterator[Operation]:
+    """A verify and its commit, or, where nothing is drafted, a plain step."""
+    if "verify" not in plan.operations:
+        yield Decode(tag=tag, rows=tuple(rows), profile=profile, dead=dead)
+        return
+    yield Verify(tag=tag, rows=tuple(rows), lengths=tuple(lengths), profile=profile, dead=dead)
+    yield Commit(tag=tag, accepted=tuple(accepted), dead=dead)
 
 
 def _travels(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
@@ -245,7 +270,7 @@ def _turned(setup: Setup) -> list[list[tuple[int, int]]]:
     return [[(t.length, t.accepted) for t in run] for run in runs if run] or [[(setup.window, 1)]]
 
 
-def _extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
+def extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
     """A request for each kind of number, since a large state would hide what the next one does.
 
     The last one forgets all that it knew in one window and nothing from then on, until its ring has
@@ -258,26 +283,31 @@ def _extremes(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Itera
         request = next(requests)
         yield Admit(request=request, tag=next(tags))
         for profile in profiles:
-            window = next(tags)
-            yield Verify(tag=window, rows=(request,), lengths=(T,), profile=profile)
-            yield Commit(tag=window, accepted=(T,))
+            yield from _step(plan, next(tags), [request], [T], [T], profile)
         yield Free(request=request)
 
 
 def _tightened(plan: Plan, requests: Iterator[int], tags: Iterator[int]) -> Iterator[Operation]:
-    """Where a fold would be due, windows of one token are announced, for which there is room."""
+    """Where a fold would be due, windows of one token are announced, for which there is room.
+
+    At last nothing is accepted, and the longest window is announced that still fits: a fold that
+    was put off is due.
+    """
     setup, protocol = plan.setup, protocol_of(plan.setup)
-    run = reachable(setup.ring, setup.window, protocol).path(
-        lambda t: committed(protocol, t.before, t.accepted, setup.ring, 1) != t.after
+    L, T = setup.ring, setup.window
+    run = reachable(L, T, protocol).path(
+        lambda t: committed(protocol, t.before, t.accepted, L, 1) != t.after
     )
     if not run:
         return
-    request = next(requests)
+    request, now = next(requests), run[0].before
     yield Admit(request=request, tag=next(tags))
-    bounds: list[int | None] = [*([None] * (len(run) - 1)), 1, 1]
-    steps = [*((step.length, step.accepted) for step in run), (1, 1)]
-    for (length, n), bound in zip(steps, bounds, strict=True):
+    steps = [*((step.length, step.accepted, T) for step in run[:-1])]
+    steps += [(run[-1].length, run[-1].accepted, 1), (1, 1, 1), (1, 0, T)]
+    for length, n, longest in steps:
+        bound = min(longest, L - committed(protocol, now, n, L, longest).write_pos)
+        now = committed(protocol, now, n, L, bound)
         window = next(tags)
         yield Verify(tag=window, rows=(request,), lengths=(length,))
-        yield Commit(tag=window, accepted=(n,), bound=bound)
+        yield Commit(tag=window, accepted=(n,), bound=None if bound == T else bound)
     yield Free(request=request)

@@ -2,7 +2,8 @@
 
 Where there is no directed one, the first random one begins with its part that layers and heads
 matter to: two requests that share a state and cross their steps. Where batches are large, many
-requests then step side by side; at last a large state is erased.
+requests then step side by side; at last a large state is erased. Plain decoding has the latter two,
+and what the directed history says of numbers at the edge.
 
 A history is a function of (setup, seed, number) and of what earlier histories visited, where it is
 told (see `steering.py`). It looks at the protocol's cursors, never at the target, so its windows
@@ -18,7 +19,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from ringfold.fuzz.histories.directed import SLOW, directed, erased, many_rows, two_lives
+from ringfold.fuzz.histories.directed import SLOW, directed, erased, extremes, many_rows, two_lives
 from ringfold.fuzz.histories.draws import Draw, Seeded
 from ringfold.fuzz.histories.lockstep import in_lockstep
 from ringfold.fuzz.histories.profiles import PROFILES
@@ -74,9 +75,11 @@ def history(
     if first:
         story.tell(within(tuple(directed(plan)), windows_max))
     else:
-        if number == DIRECTED and "verify" in plan.operations:
+        if number == DIRECTED:
             requests, tags = count(), count(1)
-            parts = (two_lives, many_rows, erased)
+            parts = [two_lives, many_rows, erased]
+            if plan.directed:  # nothing is verified
+                parts.append(extremes)
             first_steps = [step for part in parts for step in part(plan, requests, tags)]
             story.tell(within(first_steps, windows_max))
         elif peaks is not None and (old := peaks.resumed(draw)) is not None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringfold.sim.compact import Compact
 from ringfold.sim.cursors import Cursors
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import Array
@@ -65,10 +66,23 @@ class RingOneRecordShort(Ring):
         return np.asarray(position < self.setup.ring - 1)
 
 
+class NothingAcceptedFoldsNothing(Compact):
+    """A fold that a short bound put off is left out by a commit that accepts nothing."""
+
+    def commit(self, slots: ArrayLike, accepted: ArrayLike, bound: int) -> None:
+        """The row returns early, and its cursors move."""
+        batch = self.batch(slots, accepted)
+        at = batch.slots[batch.lengths == 0]
+        states = self.load_checkpoint(at)
+        super().commit(slots, accepted, bound)
+        self.store_checkpoint(at, states)
+
+
 BUGS: Final = (
     FlagFromTheLongestWindow,
     FlagFromTheAcceptedCount,
     FlagFromTheRowsOwnWindow,
     WindowGoesToTheBaseAfterAFold,
     RingOneRecordShort,
+    NothingAcceptedFoldsNothing,
 )

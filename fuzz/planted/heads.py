@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 
 from ringfold.sim import recurrence
+from ringfold.sim.compact import Compact
 from ringfold.sim.cursors import Cursors
-from ringfold.sim.machine import Ints
+from ringfold.sim.machine import Ints, Window
 from ringfold.sim.recurrence import Array, Writes
 from ringfold.sim.ring import Ring
 
@@ -66,6 +67,17 @@ class ParametersOfTheFirstLayer(Ring):
         return recurrence.gates(a, b, A_log, dt_bias, self.arithmetic.softplus_linear_from)
 
 
+class LowKeysOfTheFirstHead(Compact):
+    """What the rounding of keys cuts off is kept for the first key head alone."""
+
+    def kept(self, window: Window, d: Array, k: Array) -> dict[str, Array]:
+        """Nothing for the others."""
+        records = super().kept(window, d, k)
+        if "k_low" in records:
+            records["k_low"][:, :, 1:] = 0
+        return records
+
+
 BUGS: Final = (
     KeyHeadsInterleaved,
     FoldReadsTheFirstKeyHead,
@@ -73,4 +85,5 @@ BUGS: Final = (
     HistoryDecaysByKeyHead,
     BiasOfTheNextHead,
     ParametersOfTheFirstLayer,
+    LowKeysOfTheFirstHead,
 )

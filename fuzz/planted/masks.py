@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringfold.oracle.gdn import Tokens
 from ringfold.sim.cursors import Cursors
+from ringfold.sim.decode_ring import DecodeRing
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import Array
 from ringfold.sim.ring import History, Mask, Ring
@@ -141,6 +142,23 @@ class CommitTakesOneBlock(Ring):
         super().commit(np.asarray(slots)[:128], np.asarray(accepted)[:128], bound)
 
 
+class DecodeReadsSixteen(DecodeRing):
+    """A plain step reads sixteen records, the block that a kernel loads, however long the ring."""
+
+    def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """The others as if they were dead."""
+        return super().records(name, slots, at, live & (self.positions() < 16))
+
+
+class DecodeServesEight(DecodeRing):
+    """A plain step serves eight rows of a batch, a kernel's block, however many there are."""
+
+    def decode(self, slots: ArrayLike, tokens: Tokens) -> Array:
+        """Those behind are padding."""
+        every = np.asarray(slots)
+        return super().decode(np.where(np.arange(every.size) < 8, every, NULL_SLOT), tokens)
+
+
 BUGS: Final = (
     PaddingServedFromTheNullSlot,
     SnapshotsOfPadding,
@@ -156,4 +174,6 @@ BUGS: Final = (
     DeltasSolvedForFour,
     FoldStoresOneTile,
     CommitTakesOneBlock,
+    DecodeReadsSixteen,
+    DecodeServesEight,
 )

@@ -7,10 +7,12 @@ from typing import Final
 import numpy as np
 
 from ringfold.sim import recurrence
+from ringfold.sim.compact import Compact
 from ringfold.sim.cursors import Cursors
+from ringfold.sim.decode_ring import DecodeRing
 from ringfold.sim.machine import Batch, Ints, Window
 from ringfold.sim.recurrence import EPSILON, Array
-from ringfold.sim.ring import History, Ring
+from ringfold.sim.ring import History, Mask, Ring
 
 HALF_MAX: Final = 65504.0
 
@@ -78,6 +80,28 @@ class HistoryDecayStopsShort(Ring):
         return history._replace(decay=np.maximum(history.decay, np.exp(-20.0)))
 
 
+class FoldDecayStopsShort(Compact):
+    """A fold's decay of the checkpoint stops at exp(-20), lest it underflow."""
+
+    def summands(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """The oldest record's gate is clamped, which none but the checkpoint sees."""
+        values = super().summands(name, slots, at, live)
+        if name == "g":
+            values[..., 0] += np.maximum(0, -20 - values.sum(-1))
+        return values
+
+
+class DecodeDecayStopsShort(DecodeRing):
+    """Where nothing is drafted, the decay of the checkpoint stops at exp(-20)."""
+
+    def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
+        """The same."""
+        values = super().records(name, slots, at, live)
+        if name == "g":
+            values[..., 0] += np.maximum(0, -20 - values.sum(-1))
+        return values
+
+
 BUGS: Final = (
     SoftplusOverflows,
     SigmoidOverflows,
@@ -86,4 +110,6 @@ BUGS: Final = (
     SquaresSaturate,
     ValuesSaturate,
     HistoryDecayStopsShort,
+    FoldDecayStopsShort,
+    DecodeDecayStopsShort,
 )

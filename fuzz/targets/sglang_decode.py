@@ -1,6 +1,6 @@
 """SGLang's plain decoding, what a server runs when nothing is drafted: in place, or from a ring.
 
-Both kernels take one token a row, q, k and v packed side by side as the convolution leaves them.
+Both kernels take one token a row, q, k and v side by side as the convolution leaves them: a view.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ if TYPE_CHECKING:
 
 
 class PackedInputs(ReleasedTarget):
-    """Launches a decode kernel layer by layer, on packed tokens and an `out` full of NaN."""
+    """Launches a decode kernel layer by layer, q, k and v together, on an `out` full of NaN."""
 
     def decode_layers(
         self, inputs: Inputs, slots: torch.Tensor, **more: torch.Tensor
     ) -> NDArray[Any]:
         """Outputs [layer, row, HV, V]; `more` goes to every launch."""
-        import torch
-
-        setup = self.setup
-        activation, count = setup.dtypes.activation, slots.shape[0]
-        q, k, v, a, b = (self.tensor(x, activation) for x in inputs)
+        setup, (q, k, v, a, b) = self.setup, inputs
+        activation = setup.dtypes.activation
+        qkv = np.concatenate([x.reshape(*x.shape[:2], -1) for x in (q, k, v)], axis=-1)
+        # In a server's projections an output gate as wide as v is behind them, and b beside a.
+        mixed_qkv, _ = self.side_by_side((qkv, v), activation)
+        gate_a, gate_b = self.side_by_side((a, b), activation)
         out = self.zeros((*v.shape[:2], 1, *v.shape[2:]), activation).fill_(float("nan"))
         for layer in range(setup.layers):
             self.launch_decode(
                 layer,
-                mixed_qkv=torch.cat([x[layer].reshape(count, -1) for x in (q, k, v)], dim=-1),
-                a=a[layer],
-                b=b[layer],
+                mixed_qkv=mixed_qkv[layer],
+                a=gate_a[layer],
+                b=gate_b[layer],
                 A_log=self.A_log[layer],
                 dt_bias=self.dt_bias[layer],
                 scale=setup.geometry.key_dim**-0.5,

@@ -79,8 +79,19 @@ def test_what_is_large_is_tried_on_the_cpu() -> None:
     assert {setup.geometry for setup in slim} == {Geometry(1, 1, 32, 32)}
     assert {(32, 6), (8, 2)} <= {(setup.ring, setup.window) for setup in slim}
     decoded = configurations("decode-ring", "cpu")
-    assert {setup.ring for setup in decoded} == {1, 6, 8, 16}
+    assert {setup.ring for setup in decoded} == {1, 6, 8, 16, 32}
     assert Geometry(3, 3, 128, 96) in {setup.geometry for setup in decoded}
+    assert {setup.slots for setup in decoded} == {5, MANY + 2}
+
+
+def test_records_of_several_heads_are_rounded_early() -> None:
+    """In the fifth configuration, unless bits are claimed: those are of records as they come."""
+    for name, dialect in DIALECTS.items():
+        crowded = configurations(name, "cpu")[4]
+
+        assert crowded.geometry.heads > 1
+        assert crowded.dtypes.record == ("float32" if dialect.bitwise_fold else "float16")
+    assert configurations("compact", "cpu", dtype="float32")[4].dtypes.record == "float32"
 
 
 def test_everything_can_be_fixed() -> None:

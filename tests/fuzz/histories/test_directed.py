@@ -22,10 +22,11 @@ from ringfold.sim.protocols import MACHINES
 from ringfold.sim.setup import Geometry, Setup
 
 TRAVELS: Final = [name for name, bug in PLANTED.items() if bug.kind == "saved and shared states"]
-WINDOWS_MAX: Final = 100  # seen: 81 at most, and 104 in the whole history
-ERASED: Final = "history-decay-stops-short"
+WINDOWS_MAX: Final = 100  # seen: 81 at most, and 113 in the whole history
+ERASED: Final = ("history-decay-stops-short", "decode-decay-stops-short")
 EDGES: Final = [
-    *(name for name, bug in PLANTED.items() if bug.kind == "overflow" and name != ERASED),
+    *(name for name, bug in PLANTED.items() if bug.kind == "overflow" and name != ERASED[1]),
+    "nothing-accepted-folds-nothing",
     "epsilon-outside-the-root",
     "flag-from-the-longest-window",
     "softplus-linear-too-soon",
@@ -34,7 +35,8 @@ EDGES: Final = [
 
 def directed(machine: type[Machine], *, first: bool = True) -> Verdict:
     target = SimulatedTarget("sim", machine)
-    setup = Setup(machine.dialect.name, Geometry(1, 2, 16, 8), ring=8, window=2, slots=4)
+    window = 2 if machine.dialect.verifies else 1
+    setup = Setup(machine.dialect.name, Geometry(1, 2, 16, 8), ring=8, window=window, slots=4)
     plan = Plan(setup, "sim", target.operations, 3, 30, first)
     return walk(history(plan, 1, DIRECTED), target)
 
@@ -54,16 +56,18 @@ def test_a_bug_at_the_edge_is_found(bug: str) -> None:
     assert directed(PLANTED[bug].machine).mismatches
 
 
-def test_a_large_state_is_erased_where_there_is_no_directed_history() -> None:
-    """Right after the two lives with which such a configuration begins.
+@pytest.mark.parametrize("bug", ERASED)
+def test_a_large_state_is_erased_where_there_is_no_directed_history(bug: str) -> None:
+    """Right after the two lives with which such a configuration begins, if anything is verified.
 
-    Random histories missed this bug from four seeds of five, in 6,000 row-windows each.
+    Random histories missed the first bug from four seeds of five, in 6,000 row-windows each.
     """
-    verdict = directed(PLANTED[ERASED].machine, first=False)
+    machine = PLANTED[bug].machine
+    verdict = directed(machine, first=False)
 
     assert verdict.mismatches
     assert verdict.windows <= WINDOWS_MAX
-    assert directed(MACHINES["ring"], first=False).mismatches == []
+    assert directed(MACHINES[machine.dialect.name], first=False).mismatches == []
 
 
 @pytest.mark.parametrize("dialect", sorted({PLANTED[bug].machine.dialect.name for bug in TRAVELS}))
