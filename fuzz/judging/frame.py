@@ -64,10 +64,13 @@ class Mirror:
         """Elements of a buffer as they are now."""
         return self.take_all({name: region})[name]
 
-    def take_all(self, regions: Mapping[str, Region]) -> dict[str, NDArray[Any]]:
-        """Elements of several buffers as they are now."""
+    def take_all(
+        self, regions: Mapping[str, Region], *, before: bool = False
+    ) -> dict[str, NDArray[Any]]:
+        """Elements of several buffers as they are now, or were before the last operation."""
         there = self._there({name: [region] for name, region in regions.items()})
-        taken = [self.now[name][at] for name, (at,) in there.items()]
+        memory = self.before if before else self.now
+        taken = [memory[name][at] for name, (at,) in there.items()]
         return dict(zip(there, arrays.to_numpy_all(taken), strict=True))
 
     def _there(self, regions: Mapping[str, Iterable[Region]]) -> dict[str, list[arrays.Index]]:

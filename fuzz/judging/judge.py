@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ringfold.fuzz.histories.payload import tokens_of
 from ringfold.fuzz.judging import arrays, checks
 from ringfold.fuzz.judging.checks import Finding, Judged, eps, tiny
+from ringfold.fuzz.judging.folding import fold_error
 from ringfold.fuzz.judging.frame import Mirror, Region
 from ringfold.fuzz.judging.ledger import Ledger
 from ringfold.fuzz.judging.mismatch import Check, Mismatch
@@ -206,6 +207,29 @@ class Judge:
                 self.truth.restart(block, got)
         for check, parts in judged.items():
             self._judged(check, checks.worst(parts), requests, STATE_AXES)
+
+    def folds(self, requests: Sequence[Request], cursors: Cursors, where: str = "slot") -> None:
+        """Check 2 of what the last operation folded, apart from what deltas lost before.
+
+        `cursors` count the records that it took of these requests, `where` names the slot that it
+        stored them in.
+        """
+        losses, truth, dialect = self.truth.losses, self.truth, self.dialect
+        if not requests or losses is None or not (dialect.state_from_deltas and dialect.has_ring):
+            return
+        rounding, parts = (truth.state_eps, truth.state_smallest), []
+        stored = self.mirror.take("checkpoint", {"slot": self.ledger.seats(requests, where)})
+        memory, rows = self._memory(requests, before=True), max(1, BLOCK_ELEMENTS // truth.elements)
+        for start in range(0, len(requests), rows):
+            some = slice(start, start + rows)
+            were = {name: array[:, some] for name, array in memory.items()}
+            taken = Cursors(*(values[some] for values in cursors))
+            expected = dialect.represented(were, taken, self.setup)
+            error = fold_error(were, taken, self.setup, expected, losses, truth.underflow, rounding)
+            got, dtype = stored[:, some].astype(np.float64), self.setup.dtypes.state
+            judged = checks.state("state-local", got, expected, error, dtype, "folded state")
+            parts.append(judged.after(start))
+        self._judged("state-local", checks.worst(parts), requests, STATE_AXES)
 
     def cursors(self) -> None:
         """Check 3: the integers of every seated request are exactly those of the protocol."""
@@ -426,12 +450,15 @@ class Judge:
         lagging = self.ledger.lagging(requests)
         return self.dialect.represented(self._memory(requests), lagging, self.setup)
 
-    def _memory(self, requests: Sequence[Request]) -> dict[str, NDArray[Any]]:
+    def _memory(
+        self, requests: Sequence[Request], *, before: bool = False
+    ) -> dict[str, NDArray[Any]]:
         """What `represented` reads of these requests: [layer, row, ...] by buffer."""
         places = self.ledger.place(requests)
         buffers = {n: b for n, b in self.mirror.buffers.items() if n in self.dialect.represents}
         return self.mirror.take_all(
-            {name: {axis: places[axis]} for name, b in buffers.items() if (axis := b.axes[1])}
+            {name: {axis: places[axis]} for name, b in buffers.items() if (axis := b.axes[1])},
+            before=before,
         )
 
     # Reporting.

@@ -204,6 +204,18 @@ class Ledger:
         folded = self.protocol.folded(self.cursors(requests), accepted, setup.ring, setup.window)
         return np.asarray(folded) > 0
 
+    def folds(
+        self, requests: Sequence[Request], accepted: Ints, bound: int
+    ) -> tuple[list[Request], Cursors]:
+        """Of whom this commit folds records, and which ones: cursors that count them."""
+        if self.protocol.folds_at != "commit" or not self.dialect.has_ring:
+            return [], self.cursors([])
+        before = self.cursors(requests)
+        count = np.asarray(self.protocol.folded(before, accepted, self.setup.ring, bound))
+        rows = np.flatnonzero(count)
+        folded = [requests[i] for i in rows]
+        return folded, Cursors(*(x[rows] for x in before._replace(write_pos=count)))
+
     # What the walk needs of many requests at once.
 
     def at(self, requests: Sequence[Request]) -> Ints:

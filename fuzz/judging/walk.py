@@ -39,6 +39,7 @@ from ringfold.fuzz.judging.lives import Lives
 from ringfold.fuzz.judging.mismatch import CONTINUES, Mismatch
 from ringfold.fuzz.judging.truth import Window
 from ringfold.fuzz.target import Inputs, Request, Target
+from ringfold.sim.cursors import Cursors
 from ringfold.sim.situations import SITUATIONS, Step
 
 
@@ -286,6 +287,7 @@ class Walk(Lives):
         self._count(window)
         folds = self.ledger.verify(window.requests, window.lengths)
         folded = [window.requests[i] for i in np.flatnonzero(folds)]
+        records = self.ledger.cursors(folded)
         self._judge_outputs(outputs, rows, lengths, window)
         if self.twin is not None and self.dialect.bitwise_outputs:
             owners = np.repeat([row is not None for row in rows], lengths)
@@ -297,6 +299,7 @@ class Walk(Lives):
         if levelled and self.twin is not None:
             self.twin.verify(rows, lengths, inputs)
         self._judge_stored(folded)
+        self._judge_folds(folded, records)
         return window
 
     def _commit_batch(
@@ -318,13 +321,18 @@ class Walk(Lives):
 
         self._call(commit)
         self.steps += 1
+        folded, records = self.ledger.folds(window.requests, counts, bound)
         keeps = counts >= track if track is not None else np.zeros(counts.shape, bool)
         tracked = window.rows(keeps)
+        waited = self.ledger.cursors(tracked.requests)
+        taken = waited._replace(write_pos=waited.write_pos + (track or 0))
         kept = self._store_apart(tracked, np.full(len(tracked.requests), track or 0))
         self._advance(window, counts, bound)
         self._judge_frame(self.ledger.commit_may_write(window.requests, tracked.requests))
         self._judge_apart(tracked.requests, kept, (counts - (track or 0))[keeps], track)
         self._judge_committed(window.requests)
+        self._judge_folds(folded, records)
+        self._judge_folds(tracked.requests, taken, "track")
 
     def _judge_committed(self, requests: Sequence[Request]) -> None:
         """Judge cursors and states after a commit; what it stored, as a checkpoint."""
@@ -337,6 +345,12 @@ class Walk(Lives):
         with self._timed("checks"):
             self.judge.exactness(stored)
         self._judge_stored(stored)
+
+    def _judge_folds(
+        self, requests: Sequence[Request], records: Cursors, where: str = "slot"
+    ) -> None:
+        with self._timed("checks"):
+            self.judge.folds(requests, records, where)
 
     def _seated(self, rows: Iterable[Request | None]) -> Rows:
         """Rows of a batch; one whose request a skipped operation would have seated is padding."""
