@@ -22,7 +22,7 @@ from ringfold.sim.protocols import MACHINES
 from ringfold.sim.setup import Geometry, Setup
 
 TRAVELS: Final = [name for name, bug in PLANTED.items() if bug.kind == "saved and shared states"]
-WINDOWS_MAX: Final = 100  # seen: 81 at most, and 113 in the whole history
+WINDOWS_MAX: Final = 100  # seen: 81 at most, and 112 in the whole history
 ERASED: Final = ("history-decay-stops-short", "decode-decay-stops-short")
 EDGES: Final = [
     *(name for name, bug in PLANTED.items() if bug.kind == "overflow" and name != ERASED[1]),
