@@ -90,6 +90,7 @@ class SglangDecodeRing(PackedInputs):
     dialect = DECODE_RING_DIALECT
     operations = frozenset({"admit", "free", "decode", "place"})
     padding_slots = (-1,)  # its kernel knows no null slot: 0 is a request's
+    contiguous_pool = True  # it derives where a slot's records lie from their shape
     files = (DECODE,)
 
     def __init__(self, release: Release, name: str) -> None:
