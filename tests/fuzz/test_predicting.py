@@ -141,3 +141,23 @@ def test_our_kernels_are_met_where_they_decided_nothing(ladders: dict[str, Ladde
     assert ours.readings == pytest.approx(RING_ROW_READINGS, abs=0.05)
     for one in ours.lengths:
         assert one.predicted_us == pytest.approx(one.measured_us, rel=PREDICTED_TOL)
+
+
+def test_other_windows_and_what_was_foretold_of_them(tmp_path: Path) -> None:
+    """The page's table; the best ring is that which one length and the constant of T=4 name."""
+    page = (RESULTS.parent / "simulate.md").read_text(encoding="utf-8")
+    kept = RESULTS / "bench-windows-h200.json"
+    report = msgspec.json.decode(kept.read_bytes(), type=Report)
+    of_16 = [one for one in report.measured if one.case.ring == 16]
+    write_json(tmp_path / "16.json", msgspec.structs.replace(report, measured=of_16))
+    foretold = compare(tmp_path / "16.json", [32, 64]).ladders
+
+    for one, before in zip(compare(kept, []).ladders, foretold, strict=True):
+        short, middle, long = sorted(one.lengths, key=lambda length: length.ring)
+        best = min(one.lengths, key=lambda length: length.measured_us or 0.0).ring
+        assert before.recommended_ring == best
+        assert (
+            f"| {one.case.window} | {one.readings:.1f} | {short.measured_us:.1f} | "
+            f"{middle.predicted_us:.1f} / {middle.measured_us:.1f} | {long.measured_us:.1f} | "
+            f"{before.recommended_ring} | {best} |"
+        ) in page
