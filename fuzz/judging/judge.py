@@ -212,8 +212,10 @@ class Judge:
         """Check 2 of what the last operation folded, apart from what deltas lost before.
 
         `cursors` count the records that it took of these requests, `where` names the slot that it
-        stored them in.
+        stored them in. A state that is wrong as a whole has been told.
         """
+        if any(mismatch.check in ("state-local", "state-global") for mismatch in self.mismatches):
+            return
         losses, truth, dialect = self.truth.losses, self.truth, self.dialect
         if not requests or losses is None or not (dialect.state_from_deltas and dialect.has_ring):
             return

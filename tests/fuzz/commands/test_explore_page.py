@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "explore.md"
-HEAD: Final = "| explored, "
+HEAD: Final = "| explored | "
 LINK: Final = re.compile(r"\(results/([\w.-]+\.json)\)")
 
 
