@@ -89,6 +89,7 @@ def size(trace: Trace) -> tuple[Any, ...]:
         sum(o.cut for o in operations if isinstance(o, ops.Donate)),
         sum(o.branch or 0 for o in operations if isinstance(o, ops.Prefill)),
         sum(len(o.stores) for o in operations if isinstance(o, ops.Decode)),
+        sum(o.flush for o in places),
         sum(sum(o.lengths) for o in operations if isinstance(o, ops.Prefill)),
         renamed(trace).operations != trace.operations,
         trace.payload.seed,

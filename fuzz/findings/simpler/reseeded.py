@@ -19,7 +19,7 @@ from ringfold.fuzz.findings.simpler.numbers import (
 )
 from ringfold.fuzz.findings.simpler.order import PLAIN
 from ringfold.fuzz.findings.simpler.requests import renamed
-from ringfold.fuzz.findings.simpler.seats import fewer_records, placed
+from ringfold.fuzz.findings.simpler.seats import fewer_records, one_record_fewer, placed, unflagged
 from ringfold.fuzz.findings.simpler.steps import fewer
 from ringfold.fuzz.findings.simpler.windows import shorter_rings, shorter_windows
 from ringfold.fuzz.histories.trace import Trace
@@ -47,8 +47,12 @@ def other_numbers(trace: Trace) -> Iterator[Trace]:
 def rare_numbers(trace: Trace) -> Iterator[Trace]:
     """One head of one element, else the same shape, from any of many seeds; with plain names.
 
-    In the plainest profile first, since that is worth more than a small seed.
+    In the plainest profile first, since that is worth more than a small seed. And a place with one
+    record fewer, or without its flag.
     """
+    for candidate in (*one_record_fewer(trace), *unflagged(trace)):
+        for seed in RARE_SEEDS:
+            yield with_payload(candidate, seed=seed)
     plain = renamed(trace)
     one = with_setup(plain, geometry=Geometry(1, 1, 1, 1))
     for profile in dict.fromkeys((PLAIN[0], trace.payload.profile)):
