@@ -32,6 +32,7 @@ EDITS: Final = (
 )  # fmt: skip
 """Each with few candidates: those that look at every state would take hundreds, times seeds."""
 
+ONE: Final = Geometry(1, 1, 1, 1)
 RARE_SEEDS: Final = range(64)
 """For a fault that one number in dozens shows."""
 
@@ -47,14 +48,16 @@ def other_numbers(trace: Trace) -> Iterator[Trace]:
 def rare_numbers(trace: Trace) -> Iterator[Trace]:
     """One head of one element, else the same shape, from any of many seeds; with plain names.
 
-    In the plainest profile first, since that is worth more than a small seed. And a place with one
-    record fewer, or without its flag.
+    In the plainest profile first, since that is worth more than a small seed. Where heads are that
+    small, so that a walk costs next to nothing, also a place with one record fewer, or without its
+    flag.
     """
-    for candidate in (*one_record_fewer(trace), *unflagged(trace)):
-        for seed in RARE_SEEDS:
-            yield with_payload(candidate, seed=seed)
+    if trace.setup.geometry == ONE:
+        for candidate in (*one_record_fewer(trace), *unflagged(trace)):
+            for seed in RARE_SEEDS:
+                yield with_payload(candidate, seed=seed)
     plain = renamed(trace)
-    one = with_setup(plain, geometry=Geometry(1, 1, 1, 1))
+    one = with_setup(plain, geometry=ONE)
     for profile in dict.fromkeys((PLAIN[0], trace.payload.profile)):
         for candidate in (one, plain):
             for seed in RARE_SEEDS:
