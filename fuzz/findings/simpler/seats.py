@@ -90,22 +90,18 @@ def fewer_records(trace: Trace) -> Iterator[Trace]:
     From ring row 0, from the row where they begin, or up to the row where they end, so that records
     which lie across the ring's end still do.
     """
+    L = trace.setup.ring
     for i, place in each(trace, Place):
         for records in range(place.records):
-            yield from _with_records(trace, i, place, records)
+            for base in dict.fromkeys((0, place.base, (place.base + place.records - records) % L)):
+                yield _with_place(trace, i, place, records, base)
 
 
 def one_record_fewer(trace: Trace) -> Iterator[Trace]:
-    """Each place with one record fewer, from the same rows."""
+    """Each place without its last record."""
     for i, place in each(trace, Place):
         if place.records:
-            yield from _with_records(trace, i, place, place.records - 1)
-
-
-def _with_records(trace: Trace, at: int, place: Place, records: int) -> Iterator[Trace]:
-    last = (place.base + place.records - records) % trace.setup.ring
-    for base in dict.fromkeys((0, place.base, last)):
-        yield _with_place(trace, at, place, records, base)
+            yield _with_place(trace, i, place, place.records - 1, place.base)
 
 
 def unflagged(trace: Trace) -> Iterator[Trace]:
