@@ -86,9 +86,7 @@ class FoldDecayStopsShort(Compact):
     def summands(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
         """The oldest record's gate is clamped, which none but the checkpoint sees."""
         values = super().summands(name, slots, at, live)
-        if name == "g":
-            values[..., 0] += np.maximum(0, -20 - values.sum(-1))
-        return values
+        return _stopped_short(values) if name == "g" else values
 
 
 class DecodeDecayStopsShort(DecodeRing):
@@ -97,9 +95,13 @@ class DecodeDecayStopsShort(DecodeRing):
     def records(self, name: str, slots: Ints, at: Ints, live: Mask) -> Array:
         """The same."""
         values = super().records(name, slots, at, live)
-        if name == "g":
-            values[..., 0] += np.maximum(0, -20 - values.sum(-1))
-        return values
+        return _stopped_short(values) if name == "g" else values
+
+
+def _stopped_short(gates: Array) -> Array:
+    """So that they sum up to -20 or more."""
+    gates[..., 0] += np.maximum(0, -20 - gates.sum(-1))
+    return gates
 
 
 BUGS: Final = (

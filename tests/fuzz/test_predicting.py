@@ -23,7 +23,7 @@ from ringfold.sim.traffic import RING_ROW_READINGS
 SPEED = 4.2
 REST = 5.0
 NEAR = 0.05
-PREDICTED_TOL = 0.08  # seen 0.072 at L=8, 0.001 at L=32; 0.053 and 0.014 of version 10
+PREDICTED_TOL = 0.06  # seen 0.001 at L=32; L=8 is 0.072 off, and said to be
 CASE = Case(batch=8)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -134,13 +134,21 @@ def test_the_recommended_ring_is_near_the_best_measured(ladders: dict[str, Ladde
         assert one.recommended_ring == 16
 
 
-def test_our_kernels_are_met_where_they_decided_nothing(ladders: dict[str, Ladder]) -> None:
-    """At L=8 and L=32; and the constant that the simulator has is theirs."""
+def test_our_kernels_are_met_between_the_lengths_that_decide(ladders: dict[str, Ladder]) -> None:
+    """At L=32, and by how much L=8 is missed the page says; the simulator's constant is theirs."""
     ours = ladders["triton"]
+    page = (RESULTS.parent / "simulate.md").read_text(encoding="utf-8")
+    eight, sixteen, thirty_two, sixty_four = sorted(ours.lengths, key=lambda one: one.ring)
+    assert eight.measured_us is not None
 
     assert ours.readings == pytest.approx(RING_ROW_READINGS, abs=0.05)
-    for one in ours.lengths:
-        assert one.predicted_us == pytest.approx(one.measured_us, rel=PREDICTED_TOL)
+    assert thirty_two.predicted_us == pytest.approx(thirty_two.measured_us, rel=PREDICTED_TOL)
+    assert (
+        f"| ours | {ours.readings:.1f} | {eight.predicted_us:.1f} / {eight.measured_us:.1f} | "
+        f"{sixteen.measured_us:.1f} | {thirty_two.predicted_us:.1f} / "
+        f"{thirty_two.measured_us:.1f} | {sixty_four.measured_us:.1f} |"
+    ) in page
+    assert f"missed by {1 - eight.predicted_us / eight.measured_us:.1%}".replace("%", " %") in page
 
 
 def test_other_windows_and_what_was_foretold_of_them(tmp_path: Path) -> None:
